@@ -1,0 +1,286 @@
+"""The agent: a core that encodes glimpses, two classifiers, an actor, and a critic while it is trained.
+
+The paper's symbols: core T, classifiers G and D (the core's `head` and `head_dist`), actor A, critic C,
+glimpse-location embeddings e (`actor.location_embedding`), state s.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stam import episode
+from stam.config import AgentConfig
+from stam.episode import Belief, Trace
+from stam.errors import StamError
+from stam.grid import Grid
+from stam.live import Session
+from stam.policy import Policy, make_policy, random_locations
+from stam.shapes import Float, Int
+from stam.vit import VisionTransformer
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The glimpses an agent has seen: their locations and their pixels as flat patches in token order."""
+
+    locations: Int[Tensor, "batch glimpses"]
+    patches: Float[Tensor, "batch tokens pixels"]
+
+
+class RowNorm(nn.BatchNorm1d):
+    """Batch normalisation that also takes a batch of one.
+
+    Departs from the paper: a single row has no variance, so it is normalised by the running statistics.
+    """
+
+    def forward(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "rows features"]:
+        """Normalises over the rows."""
+        if self.training and rows.shape[0] == 1:
+            mean, variance = self.running_mean, self.running_var
+            return F.batch_norm(rows, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
+        return super().forward(rows)
+
+
+class RowMlp(nn.Module):
+    """Three times FC-BN-ReLU, then FC to one number: the shape of both actor and critic."""
+
+    def __init__(self, in_features: int, hidden: int) -> None:
+        super().__init__()
+        self.fc0, self.bn0 = nn.Linear(in_features, hidden), RowNorm(hidden)
+        self.fc1, self.bn1 = nn.Linear(hidden, hidden), RowNorm(hidden)
+        self.fc2, self.bn2 = nn.Linear(hidden, hidden), RowNorm(hidden)
+        self.fc_final = nn.Linear(hidden, 1)
+
+    def finish(self, first: Float[Tensor, "rows hidden"]) -> Float[Tensor, " rows"]:
+        """Computes everything after the first linear layer."""
+        rows = F.relu(self.bn0(first))
+        rows = F.relu(self.bn1(self.fc1(rows)))
+        rows = F.relu(self.bn2(self.fc2(rows)))
+        return self.fc_final(rows).squeeze(1)
+
+
+class Actor(RowMlp):
+    """Rates candidate locations, each from the state and the location's own embedding."""
+
+    def __init__(self, num_locations: int, width: int, hidden: int) -> None:
+        super().__init__(3 * width, hidden)
+        self.location_embedding = nn.Parameter(torch.zeros(num_locations, width))
+
+    def forward(
+        self, state: Float[Tensor, "batch features"], candidates: Int[Tensor, "batch candidates"]
+    ) -> Float[Tensor, "batch candidates"]:
+        """Returns a logit for each candidate.
+
+        The first layer acts on [s ; e(l)], so it is W_s s + W_e e(l): one product for each sample and one
+        for each location, instead of one for every pair.
+        """
+        split = state.shape[1]
+        of_state = F.linear(state, self.fc0.weight[:, :split], self.fc0.bias)  # (B, hidden)
+        of_location = F.linear(self.location_embedding, self.fc0.weight[:, split:])  # (L, hidden)
+        first = of_state[:, None] + F.embedding(candidates, of_location)  # (B, K, hidden)
+        return self.finish(first.flatten(0, 1)).view(candidates.shape)
+
+
+class Critic(RowMlp):
+    """Predicts the (normalised) return that follows a state; its gradient stops at the state."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(2 * width, hidden)
+        for layer in (self.fc0, self.fc1, self.fc2, self.fc_final):
+            nn.init.xavier_uniform_(layer.weight, gain=1.2)
+            nn.init.zeros_(layer.bias)
+        nn.init.constant_(self.fc_final.bias, 0.58)
+
+    def forward(self, state: Float[Tensor, "batch features"]) -> Float[Tensor, " batch"]:
+        """Returns V(s)."""
+        return self.finish(self.fc0(state.detach())).float()
+
+
+class Agent(nn.Module):
+    """Classifies a scene from a sequence of glimpses and decides where to look next.
+
+    An agent starts without a critic; `add_critic` makes one for training, and it is never saved.
+    """
+
+    positions: Tensor
+
+    def __init__(self, config: AgentConfig) -> None:
+        super().__init__()
+        self.config = config
+        grid = config.grid
+        self.core = VisionTransformer(
+            num_classes=config.num_classes,
+            patch_size=grid.patch_size,
+            image_patches=grid.image_patches,
+            channels=config.channels,
+            width=config.width,
+            depth=config.depth,
+            num_heads=config.num_heads,
+            mlp_ratio=config.mlp_ratio,
+            drop_path=config.drop_path,
+        )
+        learned = config.policy == "learned"
+        self.actor = Actor(grid.num_locations, config.width, config.actor_width) if learned else None
+        self.critic: Critic | None = None
+        self.register_buffer("positions", grid.patch_positions(), persistent=False)
+        self.reset_location_embedding()
+
+    @property
+    def grid(self) -> Grid:
+        """The geometry of a scene."""
+        return self.config.grid
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Class names; the class numbers where none were given."""
+        return self.config.labels or tuple(str(index) for index in range(self.config.num_classes))
+
+    @property
+    def threshold(self) -> float:
+        """Confidence above which a live agent stops looking."""
+        return self.config.threshold
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.core.pos_embed.device
+
+    def configure(self, **settings: object) -> "Agent":
+        """Changes settings that no parameter depends on: labels, threshold, temperature."""
+        allowed = {"labels", "threshold", "temperature"}
+        if not settings.keys() <= allowed:
+            raise StamError(f"only {', '.join(sorted(allowed))} can be changed on a built agent")
+        self.config = dataclasses.replace(self.config, **settings)  # type: ignore[arg-type]
+        return self
+
+    def add_critic(self) -> Critic:
+        """Makes a fresh critic for training and returns it."""
+        self.critic = Critic(self.config.width, self.config.critic_width).to(self.device)
+        return self.critic
+
+    @torch.no_grad()
+    def reset_location_embedding(self) -> None:
+        """Starts e(l) from the core's position embeddings, interpolated to the grid of glimpses."""
+        if self.actor is None:
+            return
+        patch_embedding = self.core.pos_embed[:, self.core.num_readout :]
+        goal = (self.grid.rows, self.grid.columns)
+        self.actor.location_embedding.copy_(
+            interpolate_positions(patch_embedding, self.grid.image_patches, goal)[0]
+        )
+
+    def remember(
+        self,
+        memory: Memory | None,
+        glimpses: Float[Tensor, "batch channels height width"],
+        locations: Int[Tensor, " batch"],
+    ) -> Memory:
+        """Returns the memory with one more glimpse for each sample."""
+        patches = self.grid.patches(glimpses[:, None])
+        if memory is None:
+            return Memory(locations[:, None], patches)
+        return Memory(
+            torch.cat((memory.locations, locations[:, None]), dim=1),
+            torch.cat((memory.patches, patches), dim=1),
+        )
+
+    def sample_drop_path(self, batch_size: int, generator: torch.Generator | None = None) -> Tensor | None:
+        """Draws drop-path masks, or `None` outside training."""
+        return self.core.sample_drop_path(batch_size, generator)
+
+    def believe(self, memory: Memory, drop_masks: Tensor | None = None) -> Belief:
+        """Encodes the remembered glimpses and classifies the scene."""
+        positions = self.positions[memory.locations].flatten(1)  # (B, n * patches)
+        features = self.core(memory.patches, positions, drop_masks)  # (B, 2, D)
+        class_logits, distill_logits = self.core.classify(features)
+        return Belief(features.flatten(1), class_logits, distill_logits)
+
+    def forward(self, memory: Memory, drop_masks: Tensor | None = None) -> Belief:
+        """The same as `believe`, for wrappers that call modules."""
+        return self.believe(memory, drop_masks)
+
+    def policy(self, policy: Policy | str | None = None) -> Policy:
+        """Returns the policy meant: one given, one named, or by default the agent's own."""
+        if isinstance(policy, Policy):
+            return policy
+        return make_policy(policy or self.config.policy, self.grid, self.actor)
+
+    def look(
+        self,
+        images: Float[Tensor, "batch channels height width"],
+        num_glimpses: int,
+        first_location: int | Int[Tensor, " batch"] | None = None,
+        policy: Policy | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Trace:
+        """Looks at scenes glimpse by glimpse and returns what it saw and thought.
+
+        Args:
+            images: Normalised scenes. Only the pixels of the glimpses asked for are read.
+            num_glimpses: Glimpses to sense in each scene.
+            first_location: Grid index of the first glimpse, one for all or one each; random by default.
+            policy: A policy or its name; by default the agent's own (the learned one is greedy).
+            generator: Source of randomness for the first location and for random policies.
+        """
+        self.grid.require_images(images, self.config.channels)
+        images = images.to(self.device)
+        first = self._first_locations(first_location, images.shape[0], generator)
+
+        def sense(locations: Tensor) -> Tensor:
+            return self.grid.cut(images, locations[:, None])[:, 0]
+
+        with self._evaluating():
+            chosen = self.policy(policy)
+            temperature = self.config.temperature
+            return episode.look(self, sense, num_glimpses, first, chosen, generator, temperature)
+
+    def _first_locations(
+        self, given: int | Tensor | None, batch_size: int, generator: torch.Generator | None
+    ) -> Int[Tensor, " batch"]:
+        if given is None:
+            return random_locations(self.grid, batch_size, self.device, generator)
+        locations = torch.as_tensor(given, device=self.device).long().expand(batch_size)
+        if batch_size:
+            lowest, highest = locations.aminmax()
+            self.grid.index(int(lowest))
+            self.grid.index(int(highest))
+        return locations
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
+
+    def session(
+        self,
+        first_location: int | tuple[int, int] | None = None,
+        policy: Policy | str | None = None,
+        generator: torch.Generator | None = None,
+        threshold: float | None = None,
+    ) -> Session:
+        """Opens a live session: nothing seen yet, to be fed one glimpse at a time."""
+        if self.training:
+            raise StamError("the agent is in training mode: call agent.eval() before opening a session")
+        start = self.grid.index(first_location) if first_location is not None else None
+        first = self._first_locations(start, 1, generator)
+        return Session(self, first, self.policy(policy), generator, threshold)
+
+
+def interpolate_positions(
+    embedding: Float[Tensor, "1 source width"], source: tuple[int, int], goal: tuple[int, int]
+) -> Float[Tensor, "1 goal width"]:
+    """Resizes position embeddings from one grid to another (bicubic, corners not aligned)."""
+    if source == goal:
+        return embedding
+    planes = embedding.reshape(1, *source, -1).permute(0, 3, 1, 2).float()  # (1, D, rows, columns)
+    planes = F.interpolate(planes, size=goal, mode="bicubic", align_corners=False)
+    return planes.flatten(2).transpose(1, 2).to(embedding.dtype)

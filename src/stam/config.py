@@ -1,0 +1,165 @@
+"""What an agent is, as frozen dataclasses that check themselves and round-trip through JSON."""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from stam.errors import ConfigError, did_you_mean
+from stam.grid import Grid, Size
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+CORE_SIZES: dict[str, tuple[int, int, int]] = {  # width, depth, heads, as DeiT names them
+    "tiny": (192, 12, 3),
+    "small": (384, 12, 6),
+    "base": (768, 12, 12),
+}
+
+T = TypeVar("T")
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises `ConfigError` with the message unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def require_choice(name: str, given: str, allowed: tuple[str, ...]) -> None:
+    """Raises unless `given` is one of the allowed names, and names the nearest."""
+    require(given in allowed, f"{name} '{given}' is unknown: {did_you_mean(given, allowed)}")
+
+
+def to_plain(value: Any) -> Any:
+    """Turns a configuration into dictionaries, lists and numbers, ready for JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def from_plain(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """Builds a configuration from a dictionary; an unknown key is an error that names the nearest one."""
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        require(key in names, f"unknown setting '{where}{key}': {did_you_mean(key, names)}")
+    built = {key: _restore(hints[key], value, f"{where}{key}.") for key, value in values.items()}
+    try:
+        return cls(**built)
+    except TypeError as error:
+        raise ConfigError(f"settings for {cls.__name__} are incomplete: {error}") from error
+
+
+def _restore(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
+        return from_plain(hint, value, where)
+    if isinstance(hint, types.UnionType) and isinstance(value, Mapping):
+        options = [option for option in typing.get_args(hint) if dataclasses.is_dataclass(option)]
+        return _restore(options[0], value, where) if options else value
+    return tuple(_restore(None, item, where) for item in value) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Everything needed to build an agent. The paper's symbols: D `width`, C `num_classes`.
+
+    Attributes:
+        num_classes: Classes to tell apart.
+        image_size: Pixels of the whole scene, one number or (height, width).
+        glimpse_size: Pixels of what is sensed at once.
+        patch_size: Pixels of a transformer patch.
+        channels: Colour channels.
+        width: Embedding width of the core.
+        depth: Transformer blocks.
+        num_heads: Attention heads.
+        mlp_ratio: Hidden width of a block's MLP over `width`.
+        drop_path: Largest drop-path rate; it rises linearly from 0 over the blocks.
+        actor_width: Hidden width of the actor.
+        critic_width: Hidden width of the critic.
+        policy: Who picks the next location: `learned` has an actor, the others need none.
+        threshold: Confidence above which a live agent stops (the paper's gamma).
+        temperature: Divides the logits before the softmax at inference; 1 until calibrated.
+        mean: Channel means the images were normalised with.
+        std: Channel standard deviations the images were normalised with.
+        labels: Class names; without them a class is named by its number.
+    """
+
+    num_classes: int
+    image_size: Size = 224
+    glimpse_size: Size = 32
+    patch_size: Size = 16
+    channels: int = 3
+    width: int = 384
+    depth: int = 12
+    num_heads: int = 6
+    mlp_ratio: float = 4.0
+    drop_path: float = 0.1
+    actor_width: int = 2048
+    critic_width: int = 512
+    policy: str = "learned"
+    threshold: float = 0.9
+    temperature: float = 1.0
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks every setting before anything is built from it."""
+        _ = self.grid  # raises where the sizes do not divide
+        for name in (
+            "num_classes",
+            "channels",
+            "width",
+            "depth",
+            "num_heads",
+            "actor_width",
+            "critic_width",
+        ):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(
+            self.width % self.num_heads == 0,
+            f"num_heads {self.num_heads} does not divide width {self.width}: use another number of heads",
+        )
+        require(self.mlp_ratio > 0, f"mlp_ratio must be above 0, got {self.mlp_ratio}")
+        require(0 <= self.drop_path < 1, f"drop_path must be in [0, 1), got {self.drop_path}")
+        require_choice("policy", self.policy, ("learned", "random", "plus", "spiral", "centre-out"))
+        require(0 <= self.threshold <= 1, f"threshold must be in [0, 1], got {self.threshold}")
+        require(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
+        for name in ("mean", "std"):
+            given = len(getattr(self, name))
+            require(
+                given == self.channels, f"{name} needs {self.channels} values, one a channel, got {given}"
+            )
+        require(all(value > 0 for value in self.std), f"std must be above 0, got {self.std}")
+        require(
+            len(self.labels) in (0, self.num_classes),
+            f"labels must name all {self.num_classes} classes or none, got {len(self.labels)}",
+        )
+        require(len(set(self.labels)) == len(self.labels), "labels must differ from each other")
+
+    @property
+    def grid(self) -> Grid:
+        """The geometry of a scene."""
+        return Grid(self.image_size, self.glimpse_size, self.patch_size)
+
+    @classmethod
+    def of_size(cls, size: str, num_classes: int, **settings: Any) -> "AgentConfig":
+        """Returns the configuration of a named DeiT size: tiny, small or base."""
+        require_choice("size", size, tuple(CORE_SIZES))
+        width, depth, num_heads = CORE_SIZES[size]
+        return cls(num_classes=num_classes, width=width, depth=depth, num_heads=num_heads, **settings)
+
+    def to_json(self) -> str:
+        """Returns the configuration as JSON."""
+        return json.dumps(to_plain(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "AgentConfig":
+        """Reads the configuration back from JSON."""
+        return from_plain(cls, json.loads(text))

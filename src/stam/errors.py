@@ -1,0 +1,46 @@
+"""One small exception tree: whatever a user can put right is a `StamError` with a one-line message."""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class StamError(Exception):
+    """A mistake its user can put right; the command line prints it without a traceback and exits with 2."""
+
+
+class ConfigError(StamError):
+    """A setting that is unknown, out of range, or does not fit another one."""
+
+
+class DataError(StamError):
+    """Images or labels that are missing, unreadable, or not laid out as they must be."""
+
+
+class WeightsError(StamError):
+    """A weights file that cannot be read or does not fit the model."""
+
+
+class SensorError(StamError):
+    """A sensor that breaks its contract, or a glimpse that cannot be used."""
+
+
+class MissingPackageError(StamError, ImportError):
+    """An optional package is needed and not installed."""
+
+
+def require_package(name: str, extra: str) -> ModuleType:
+    """Imports an optional package, or says which extra of ours brings it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        message = f"this needs the package '{name}': pip install 'stam-vision[{extra}]'"
+        raise MissingPackageError(message) from error
+
+
+def did_you_mean(given: str, allowed: Iterable[str]) -> str:
+    """Returns the hint to append to an error about an unknown name: the nearest one, or the whole list."""
+    names = sorted(allowed)
+    close = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(names)}"

@@ -1,0 +1,205 @@
+"""What an episode and a teacher teach the agent: every loss, the reward, and both normalisations.
+
+Legend: y label, q teacher's distribution, p_g and p_d the classifiers' distributions, p their mean,
+R reward, V value, z normalised target, A advantage, pi policy; k = n - 1 numbers the steps with a reward.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stam.agent import Agent
+from stam.config import require, require_choice
+from stam.distributed import global_mean
+from stam.episode import Belief, Step, rollout
+from stam.errors import StamError
+from stam.policy import Policy, SampledPolicy
+from stam.shapes import Float, Int
+
+CONSISTENCY = ("soft", "hard", "none")
+
+_SMALLEST_LOG_PROBABILITY = math.log(torch.finfo(torch.float32).tiny)  # a certain teacher stays finite
+_SMALLEST_DEVIATION = 1e-6  # equal rewards give zero, not a division by zero
+
+
+def kl_divergence(
+    log_p: Float[Tensor, "batch classes"], log_q: Float[Tensor, "batch classes"]
+) -> Float[Tensor, " batch"]:
+    """Returns KL(p || q) = sum p (log p - log q); the first argument is the weighting one."""
+    return (log_p.exp() * (log_p - log_q.clamp_min(_SMALLEST_LOG_PROBABILITY))).sum(dim=1)
+
+
+def normalise_rewards(rewards: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    """Gives the rewards of one step zero mean and unit biased variance over the global batch."""
+    (mean,) = global_mean(rewards)
+    centred = rewards - mean
+    (variance,) = global_mean(centred.square())
+    return centred / variance.sqrt().clamp_min(_SMALLEST_DEVIATION)
+
+
+class ValueNormaliser(nn.Module):
+    """PopArt-style statistics of the critic's targets, kept apart for each step of an episode.
+
+    `mean` (mu) starts at 0 and `second_moment` (nu) at the number of rewards still to come, which is the
+    variance of a sum of that many independent unit rewards. Both are buffers, so that they are saved with a
+    checkpoint and move with the module; they belong to training, not to the agent.
+    """
+
+    mean: Tensor
+    second_moment: Tensor
+
+    def __init__(self, num_glimpses: int, decay: float = 0.99) -> None:
+        super().__init__()
+        rewards = num_glimpses - 1
+        self.decay = decay
+        self.register_buffer("mean", torch.zeros(rewards))
+        self.register_buffer("second_moment", torch.arange(rewards, 0, -1, dtype=torch.float64))
+
+    def _deviation(self, k: int) -> Tensor:
+        variance = self.second_moment[k] - self.mean[k].double().square()
+        return variance.clamp_min(0).sqrt().clamp_min(_SMALLEST_DEVIATION).float()
+
+    def denormalise(self, values: Float[Tensor, " batch"], k: int) -> Float[Tensor, " batch"]:
+        """Turns the critic's output at step k into a return."""
+        return self._deviation(k) * values + self.mean[k]
+
+    def normalise(self, targets: Float[Tensor, " batch"], k: int) -> Float[Tensor, " batch"]:
+        """Turns returns at step k into what the critic should output."""
+        return (targets - self.mean[k]) / self._deviation(k)
+
+    @torch.no_grad()
+    def update(self, targets: Float[Tensor, " batch"], k: int) -> None:
+        """Moves the statistics of step k towards those of the global batch of targets."""
+        mean, second_moment = global_mean(targets.double(), targets.double().square())
+        self.mean[k] = self.decay * self.mean[k] + (1 - self.decay) * mean.float()
+        self.second_moment[k] = self.decay * self.second_moment[k] + (1 - self.decay) * second_moment
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The losses of one step of an episode.
+
+    Attributes:
+        num_glimpses: Glimpses in an episode (the paper's T).
+        consistency: `soft` follows the teacher's distribution, `hard` its most probable class; `none`
+            trains the ensemble on the labels alone.
+    """
+
+    num_glimpses: int
+    consistency: str = "soft"
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        require(self.num_glimpses >= 1, f"num_glimpses must be at least 1, got {self.num_glimpses}")
+        require_choice("consistency", self.consistency, CONSISTENCY)
+
+    def classification(
+        self,
+        belief: Belief,
+        labels: Int[Tensor, " batch"],
+        teacher_log_probabilities: Float[Tensor, "batch classes"],
+    ) -> dict[str, Tensor]:
+        """Returns L_sup (Eq. 2) and L_consist (Eq. 3) with the weights they have in the sum."""
+        if self.consistency == "none":
+            return {"supervised": F.nll_loss(belief.log_probabilities(), labels)}
+        supervised = F.cross_entropy(belief.class_logits.float(), labels)
+        if self.consistency == "hard":
+            pseudo_labels = teacher_log_probabilities.argmax(dim=1)
+            consistency = F.cross_entropy(belief.distill_logits.float(), pseudo_labels)
+        else:
+            log_p = belief.distill_logits.float().log_softmax(dim=1)
+            consistency = kl_divergence(log_p, teacher_log_probabilities).mean()
+        return {"supervised": supervised, "consistency": consistency}
+
+    def attention(
+        self,
+        step: Step,
+        ahead: Belief,
+        critic: Callable[[Tensor], Tensor],
+        values: ValueNormaliser,
+        teacher_log_probabilities: Float[Tensor, "batch classes"],
+    ) -> dict[str, Tensor]:
+        """Returns L_actor (Eq. 5) and L_critic (Eq. 4) of one step, and the mean reward.
+
+        Args:
+            step: The episode after n glimpses, with the decision where to look next.
+            ahead: The belief after that next glimpse, computed without gradient.
+            critic: The value function.
+            values: Statistics of the critic's targets; those of this step are updated.
+            teacher_log_probabilities: log q.
+        """
+        assert step.decision is not None and step.decision.log_probability is not None
+        k = step.num_glimpses - 1
+        with torch.no_grad():
+            rewards = -kl_divergence(ahead.log_probabilities(), teacher_log_probabilities)
+            targets = normalise_rewards(rewards)
+            if step.num_glimpses + 1 < self.num_glimpses:  # the last state has no return to come
+                targets = targets + values.denormalise(critic(ahead.state), k + 1)
+            values.update(targets, k)
+            normalised = values.normalise(targets, k)
+        value = critic(step.belief.state)
+        advantage = (normalised - value).detach()
+        return {
+            "actor": -(step.decision.log_probability * advantage).mean(),
+            "critic": (normalised - value).abs().mean(),
+            "reward": rewards.mean(),
+        }
+
+    def total(self, parts: dict[str, Tensor]) -> Tensor:
+        """Returns the loss to minimise (Eq. 7): (L_sup + L_consist)/2 + L_actor + L_critic."""
+        if self.consistency == "none":
+            total = parts["supervised"]
+        else:
+            total = (parts["supervised"] + parts["consistency"]) / 2
+        for name in ("actor", "critic"):
+            if name in parts:
+                total = total + parts[name]
+        return total
+
+
+@dataclass(frozen=True)
+class StepLosses:
+    """The losses after one glimpse of a training batch: `total` is to be minimised, `parts` are named."""
+
+    num_glimpses: int
+    total: Tensor
+    parts: dict[str, Tensor]
+    location: Int[Tensor, " batch"]
+
+
+def training_episode(
+    agent: Agent,
+    objective: Objective,
+    values: ValueNormaliser | None,
+    images: Float[Tensor, "batch channels height width"],
+    labels: Int[Tensor, " batch"],
+    teacher_log_probabilities: Float[Tensor, "batch classes"],
+    first_location: Int[Tensor, " batch"],
+    policy: Policy,
+    generator: torch.Generator | None = None,
+) -> Iterator[StepLosses]:
+    """Runs one training batch: yields the losses after each of T glimpses (Algorithm 2 of the paper).
+
+    The caller takes `total.backward()` and an optimiser step between two glimpses. With a policy that is
+    not a `SampledPolicy` there is nothing to learn about where to look, so only the classifiers are trained
+    and no look-ahead is computed (the Random, Plus and Spiral agents).
+    """
+    learns_to_look = isinstance(policy, SampledPolicy)
+    if learns_to_look and (agent.critic is None or values is None):
+        raise StamError("learning where to look needs a critic: call agent.add_critic() first")
+
+    def sense(locations: Tensor) -> Tensor:
+        return agent.grid.cut(images, locations[:, None])[:, 0]
+
+    for step in rollout(agent, sense, objective.num_glimpses, first_location, policy, generator):
+        parts = objective.classification(step.belief, labels, teacher_log_probabilities)
+        if learns_to_look and step.decision is not None:
+            assert agent.critic is not None and values is not None
+            with torch.no_grad():  # the same drop-path masks: only the new glimpse makes a difference
+                ahead = agent.believe(step.next_memory, step.drop_masks)
+            parts |= objective.attention(step, ahead, agent.critic, values, teacher_log_probabilities)
+        yield StepLosses(step.num_glimpses, objective.total(parts), parts, step.location)

@@ -1,0 +1,192 @@
+"""A DeiT/ViT encoder over any subset of an image's patches; parameters are named as in timm."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stam.shapes import Float, Int
+
+
+class PatchEmbed(nn.Module):
+    """Projects flat patches; the weight has the shape of the convolution it is in a ViT."""
+
+    def __init__(self, patch_size: tuple[int, int], channels: int, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size)
+
+    def forward(self, patches: Float[Tensor, "batch tokens pixels"]) -> Float[Tensor, "batch tokens width"]:
+        """Embeds patches flattened as (channel, row, column)."""
+        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention; the queries may be fewer than the tokens they attend to."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(
+        self, x: Float[Tensor, "batch tokens width"], num_queries: int | None = None
+    ) -> Float[Tensor, "batch queries width"]:
+        """Attends from the first `num_queries` tokens (all of them by default) to every token."""
+        batch, _, width = x.shape
+        if num_queries is None:
+            query, key, value = self._heads(self.qkv(x), 3)
+        else:
+            weight, bias = self.qkv.weight, self.qkv.bias
+            (query,) = self._heads(F.linear(x[:, :num_queries], weight[:width], bias[:width]), 1)
+            key, value = self._heads(F.linear(x, weight[width:], bias[width:]), 2)
+        mixed = F.scaled_dot_product_attention(query, key, value)  # (B, heads, queries, D / heads)
+        return self.proj(mixed.transpose(1, 2).reshape(batch, -1, width))
+
+    def _heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
+        batch, tokens = projected.shape[:2]
+        split = projected.view(batch, tokens, parts, self.num_heads, -1)
+        return split.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, tokens, D / heads)
+
+
+class Mlp(nn.Module):
+    """The two-layer MLP of a block."""
+
+    def __init__(self, width: int, hidden_width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden_width)
+        self.fc2 = nn.Linear(hidden_width, width)
+
+    def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+        """Applies FC-GELU-FC."""
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int, num_heads: int, mlp_ratio: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.attn = Attention(width, num_heads)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = Mlp(width, int(width * mlp_ratio))
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch tokens width"],
+        drop_masks: Float[Tensor, "2 batch 1 1"] | None = None,
+        num_queries: int | None = None,
+    ) -> Float[Tensor, "batch queries width"]:
+        """Returns the block's output for the first `num_queries` tokens, all of them by default."""
+        attended = self.attn(self.norm1(x), num_queries)
+        x = x[:, :num_queries] + (attended if drop_masks is None else attended * drop_masks[0])
+        expanded = self.mlp(self.norm2(x))
+        return x + (expanded if drop_masks is None else expanded * drop_masks[1])
+
+
+class VisionTransformer(nn.Module):
+    """DeiT, plain (class token) or distilled (class and distillation token), with its classifiers.
+
+    It encodes any subset of patches, another one for each sample: every patch carries the position
+    embedding of its place in the whole image, and only the patches given are embedded. The last block is
+    computed for the read-out tokens alone, since nothing reads the others.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        patch_size: tuple[int, int],
+        image_patches: tuple[int, int],
+        channels: int = 3,
+        width: int = 384,
+        depth: int = 12,
+        num_heads: int = 6,
+        mlp_ratio: float = 4.0,
+        drop_path: float = 0.0,
+        distilled: bool = True,
+    ) -> None:
+        super().__init__()
+        self.patch_size, self.image_patches, self.channels = patch_size, image_patches, channels
+        self.distilled = distilled
+        self.num_readout = 2 if distilled else 1
+        num_patches = image_patches[0] * image_patches[1]
+        self.patch_embed = PatchEmbed(patch_size, channels, width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        if distilled:
+            self.dist_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, self.num_readout + num_patches, width))
+        self.blocks = nn.ModuleList(Block(width, num_heads, mlp_ratio) for _ in range(depth))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, num_classes)
+        if distilled:
+            self.head_dist = nn.Linear(width, num_classes)
+        rates = torch.linspace(0, drop_path, depth) if drop_path > 0 else torch.zeros(depth)
+        self.register_buffer("drop_path_rates", rates, persistent=False)
+        self.drop_path = drop_path
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif "norm" not in name:
+                nn.init.trunc_normal_(parameter, std=0.02)
+
+    def sample_drop_path(
+        self, batch_size: int, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "depth 2 batch 1 1"] | None:
+        """Draws which residual branches to drop for each sample; `None` where nothing is dropped.
+
+        The masks are returned, not kept, so that the look-ahead pass can use the same ones.
+        """
+        if not self.training or self.drop_path == 0:
+            return None
+        rates = self.get_buffer("drop_path_rates")
+        keep = (1 - rates).view(-1, 1, 1, 1, 1)
+        device = generator.device if generator is not None else rates.device
+        noise = torch.rand(len(rates), 2, batch_size, 1, 1, generator=generator, device=device)
+        return (noise.to(rates.device) < keep) / keep
+
+    def forward(
+        self,
+        patches: Float[Tensor, "batch tokens pixels"],
+        positions: Int[Tensor, "batch tokens"],
+        drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
+    ) -> Float[Tensor, "batch readout width"]:
+        """Encodes patches and returns the normalised features of the read-out tokens."""
+        x = torch.cat((self._readout_tokens(patches.shape[0]), self.embed(patches, positions)), dim=1)
+        *early, last = self.blocks
+        for index, block in enumerate(early):
+            x = block(x, None if drop_masks is None else drop_masks[index])
+        x = last(x, None if drop_masks is None else drop_masks[-1], num_queries=self.num_readout)
+        return self.norm(x)
+
+    def embed(
+        self, patches: Float[Tensor, "batch tokens pixels"], positions: Int[Tensor, "batch tokens"]
+    ) -> Float[Tensor, "batch tokens width"]:
+        """Returns patch tokens: each patch's projection plus the embedding of its position."""
+        return self.patch_embed(patches) + F.embedding(positions, self.pos_embed[0, self.num_readout :])
+
+    def _readout_tokens(self, batch_size: int) -> Tensor:
+        tokens = torch.cat((self.cls_token, self.dist_token), 1) if self.distilled else self.cls_token
+        return (tokens + self.pos_embed[:, : self.num_readout]).expand(batch_size, -1, -1)
+
+    def classify(
+        self, features: Float[Tensor, "batch readout width"]
+    ) -> tuple[Float[Tensor, "batch classes"], ...]:
+        """Returns the logits of the class token and, if distilled, of the distillation token."""
+        logits = self.head(features[:, 0])
+        return (logits, self.head_dist(features[:, 1])) if self.distilled else (logits,)
+
+    def classify_images(
+        self,
+        images: Float[Tensor, "batch channels height width"],
+        drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
+    ) -> tuple[Float[Tensor, "batch classes"], ...]:
+        """Returns the logits for whole images, as an ordinary DeiT does."""
+        (rows, columns), (height, width) = self.image_patches, self.patch_size
+        batch, channels = images.shape[:2]
+        tiles = images.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+        positions = torch.arange(rows * columns, device=images.device).expand(batch, -1)
+        return self.classify(self(tiles.reshape(batch, rows * columns, -1), positions, drop_masks))
