@@ -1,0 +1,60 @@
+"""Labelled images: folders, tar shards, fMoW and the embedded digits; splits, batches and loading."""
+
+from stam.data.cache import CachedScenes
+from stam.data.checking import ImageReport, check_images
+from stam.data.digits import Box, ClutteredDigits, open_digits
+from stam.data.fmow import FMOW_CLASSES, FmowReport, prepare_fmow
+from stam.data.folder import ImageFolder, open_folder
+from stam.data.images import IMAGE_SUFFIXES, decode_image
+from stam.data.loader import BatchLoader, EvaluationView, RawBatch, TrainingView, View, pad_images
+from stam.data.sampler import batches, epoch_indices, evaluation_indices
+from stam.data.scenes import Relabelled, Scenes, Subset, prepare_for_evaluation
+from stam.data.shards import TarShards, open_shards
+from stam.data.sources import open_for_evaluation, open_scenes
+from stam.data.splits import (
+    SplitPlan,
+    SplitRecord,
+    Splits,
+    load_record,
+    save_record,
+    stratified_split,
+)
+
+__all__ = [
+    "FMOW_CLASSES",
+    "IMAGE_SUFFIXES",
+    "BatchLoader",
+    "Box",
+    "CachedScenes",
+    "ClutteredDigits",
+    "EvaluationView",
+    "FmowReport",
+    "ImageFolder",
+    "ImageReport",
+    "RawBatch",
+    "Relabelled",
+    "Scenes",
+    "SplitPlan",
+    "SplitRecord",
+    "Splits",
+    "Subset",
+    "TarShards",
+    "TrainingView",
+    "View",
+    "batches",
+    "check_images",
+    "decode_image",
+    "epoch_indices",
+    "evaluation_indices",
+    "load_record",
+    "open_digits",
+    "open_folder",
+    "open_for_evaluation",
+    "open_scenes",
+    "open_shards",
+    "pad_images",
+    "prepare_fmow",
+    "prepare_for_evaluation",
+    "save_record",
+    "stratified_split",
+]

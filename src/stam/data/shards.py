@@ -1,0 +1,229 @@
+"""Images in tar files, read in place.
+
+Two layouts are known. Folders in a tar: `.../train/CLASS/x.jpg`, or `CLASS/x.jpg` where the tar's own name or
+folder says `train` or `val`. Samples: `000123.jpg` beside `000123.cls`, which holds a class number or name.
+
+Each tar is read through once to note where its members lie. An image is then one seek and one read of a newly
+opened file, so that nothing is shared between threads or worker processes.
+"""
+
+import itertools
+import re
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from stam.data.images import decode_image, is_image
+from stam.data.splits import TRAIN, VAL_NAMES, Entry, SplitPlan, Splits, divide
+from stam.errors import DataError
+from stam.shapes import UInt8
+
+_SPLIT_NAMES = (TRAIN, *VAL_NAMES)
+_CLASS_SUFFIX = ".cls"
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+
+
+class Member(NamedTuple):
+    """A file in a tar: its name there, and where its bytes lie."""
+
+    shard: Path
+    name: str
+    offset: int
+    size: int
+
+
+class TarShards:
+    """The images of one part of some tar files.
+
+    Attributes:
+        members: Where each image lies.
+        classes: Class names.
+        labels: The class of each image.
+    """
+
+    def __init__(self, members: Sequence[Member], entries: Sequence[Entry], classes: tuple[str, ...]) -> None:
+        label_of = {name: label for label, name in enumerate(classes)}
+        self.members = tuple(members)
+        self.classes = classes
+        self.labels = np.array([label_of[entry.class_name] for entry in entries], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def load(self, index: int, decode_size: int | None = None) -> UInt8[np.ndarray, "height width 3"]:
+        """Reads and decodes one image."""
+        member = self.members[index]
+        return decode_image(_read(member), f"{member.name} in {member.shard}", decode_size)
+
+
+def is_tar(path: Path) -> bool:
+    """Tells by its name whether a file is a tar, compressed or not."""
+    return path.name.lower().endswith((".tar", *_COMPRESSED))
+
+
+def find_shards(path: Path) -> list[Path]:
+    """Returns the tars that a path means: one tar, a pattern such as `train-*.tar`, or a folder of tars.
+
+    With training tars come the validation tars beside them that are named alike (`x-train.tar`, `x-val.tar`).
+    A folder holds its tars directly, and nothing but tars then, or in `train` and `val`.
+    """
+    if path.is_dir():
+        folders = [
+            child for child in sorted(path.iterdir()) if child.is_dir() and not child.name.startswith(".")
+        ]
+        places = [folder for folder in folders if folder.name in _SPLIT_NAMES] if folders else [path]
+        return [tar for place in places for tar in sorted(place.iterdir()) if is_tar(tar)]
+    found = _matches(path)
+    if found and TRAIN in path.name:
+        for val_name in VAL_NAMES:
+            beside = _matches(path.with_name(path.name.replace(TRAIN, val_name)))
+            if beside:
+                return found + beside
+    return found
+
+
+def open_shards(path: Path, plan: SplitPlan | None = None) -> Splits:
+    """Opens tar files as training and validation scenes.
+
+    Args:
+        path: A tar, a pattern, or a folder of tars; see `find_shards`.
+        plan: How to split where the data has no split of its own.
+
+    Raises:
+        DataError: A tar is damaged or compressed, or its members are not laid out as they must be.
+    """
+    shards = find_shards(path)
+    if not shards:
+        raise DataError(f"no tar files at {path}")
+    root = path if path.is_dir() else path.parent
+    members = [member for shard in shards for member in index_tar(shard)]
+    is_sampled = any(member.name.endswith(_CLASS_SUFFIX) for member in members)
+    found = _list_samples(members, root) if is_sampled else _list_folders(members, root)
+    if not found:
+        raise DataError(
+            f"no classes in {path}: expected members such as train/CLASS/x.jpg or x.jpg with x.cls"
+        )
+    images, entries = [image for image, _ in found], [entry for _, entry in found]
+    classes = _ordered({entry.class_name for entry in entries}, by_number=is_sampled)
+    parts = divide(entries, classes, str(path), plan or SplitPlan())
+    train, val = (
+        TarShards([images[index] for index in part], [entries[index] for index in part], classes)
+        for part in (parts.train, parts.val)
+    )
+    return Splits(train, val, parts.record)
+
+
+def index_tar(shard: Path) -> list[Member]:
+    """Reads where the files of a tar lie; one that was cut short or damaged is an error."""
+    if shard.name.lower().endswith(_COMPRESSED):
+        raise DataError(f"{shard} is compressed and cannot be read in place: unpack it to a plain .tar first")
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            members = [
+                Member(shard, info.name.removeprefix("./"), info.offset_data, info.size)
+                for info in tar
+                if info.isreg() and "/." not in f"/{info.name.removeprefix('./')}"
+            ]
+            end = tar.offset
+        # A damaged header looks to tarfile like the end, and so does a cut between two members.
+        with shard.open("rb") as file:
+            file.seek(end)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError(f"no end mark after {len(members)} files")
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise DataError(f"{shard} is not a whole tar file ({error}): copy or download it again") from error
+    return members
+
+
+def _matches(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return sorted(match for match in path.parent.glob(path.name) if match.is_file()) if path.name else []
+
+
+def _read(member: Member) -> bytes:
+    try:
+        with member.shard.open("rb") as file:
+            file.seek(member.offset)
+            content = file.read(member.size)
+    except OSError as error:
+        raise DataError(f"cannot read {member.shard}: {error.strerror}") from error
+    if len(content) < member.size:
+        raise DataError(f"{member.shard} became shorter since it was opened: copy or download it again")
+    return content
+
+
+def _split_of_shard(shard: Path, root: Path) -> str | None:
+    """Finds a split among the folders and words of a tar's name, from the data's root on."""
+    place = shard.relative_to(root)
+    words = {*place.parts[:-1], *re.split(r"[^a-z]+", place.stem.lower())}
+    return next((name for name in _SPLIT_NAMES if name in words), None)
+
+
+def _entry(member: Member, root: Path, class_name: str, split: str | None) -> Entry:
+    return Entry(f"{member.shard.relative_to(root).as_posix()}/{member.name}", class_name, split)
+
+
+def _list_folders(members: Sequence[Member], root: Path) -> list[tuple[Member, Entry]]:
+    """Takes class and split from the folders of each image."""
+    images = [member for member in members if is_image(member.name) and "/" in member.name]
+    folders_by_split: dict[str | None, list[list[str]]] = {}
+    splits = {shard: _split_of_shard(shard, root) for shard in {member.shard for member in images}}
+    for member in images:
+        folders_by_split.setdefault(splits[member.shard], []).append(member.name.split("/")[:-1])
+    depth = {split: _shared_depth(folders) for split, folders in folders_by_split.items()}
+    found = []
+    for member in images:
+        folders = member.name.split("/")[:-1]
+        split = splits[member.shard]
+        # The folders that all images share are no class, unless nothing is left (there is one class only).
+        class_name = folders[min(depth[split], len(folders) - 1)]
+        for folder, below in itertools.pairwise(folders):
+            if folder in _SPLIT_NAMES:
+                split, class_name = folder, below
+                break
+        found.append((member, _entry(member, root, class_name, split)))
+    return found
+
+
+def _shared_depth(paths: Sequence[list[str]]) -> int:
+    first, last = min(paths), max(paths)
+    pairs = enumerate(zip(first, last, strict=False))
+    return next((depth for depth, (one, other) in pairs if one != other), min(len(first), len(last)))
+
+
+def _list_samples(members: Sequence[Member], root: Path) -> list[tuple[Member, Entry]]:
+    """Takes the class from the `.cls` file beside each image."""
+    class_files = {
+        (member.shard, _sample_key(member)): member
+        for member in members
+        if member.name.endswith(_CLASS_SUFFIX)
+    }
+    found = []
+    for member in members:
+        if not is_image(member.name):
+            continue
+        class_file = class_files.get((member.shard, _sample_key(member)))
+        if class_file is None:
+            raise DataError(f"{member.name} in {member.shard} has no {_CLASS_SUFFIX} file beside it: add one")
+        class_name = _read(class_file).decode(errors="replace").strip()
+        if not class_name:
+            raise DataError(f"{class_file.name} in {member.shard} is empty: expected a class number or name")
+        found.append((member, _entry(member, root, class_name, _split_of_shard(member.shard, root))))
+    return found
+
+
+def _sample_key(member: Member) -> str:
+    """Returns the name up to the first dot after its folder, which the files of a sample share."""
+    folder, _, file = member.name.rpartition("/")
+    return f"{folder}/{file.partition('.')[0]}"
+
+
+def _ordered(names: set[str], by_number: bool) -> tuple[str, ...]:
+    """Sorts class names; numbers from `.cls` files by value, so that a label is the number it was."""
+    if by_number and all(name.isdecimal() for name in names):
+        return tuple(sorted(names, key=int))
+    return tuple(sorted(names))

@@ -1,0 +1,76 @@
+"""One way in: a folder, tar files or the word `digits` becomes training and validation scenes."""
+
+import difflib
+from pathlib import Path
+
+from stam.data.digits import open_digits
+from stam.data.folder import open_folder
+from stam.data.scenes import Relabelled, Scenes
+from stam.data.shards import find_shards, is_tar, open_shards
+from stam.data.splits import SplitPlan, SplitRecord, Splits
+from stam.errors import DataError
+
+DIGITS = "digits"
+
+
+def open_scenes(
+    source: str | Path, *, val_fraction: float = 0.1, seed: int = 0, record: SplitRecord | None = None
+) -> Splits:
+    """Opens whatever the source names, to train and validate on.
+
+    Args:
+        source: `digits` (the embedded default), a folder of class folders, a tar, a pattern such as
+            `train-*.tar`, or a folder of tars. A folder that is itself called digits is `./digits`.
+        val_fraction: The share to validate on, where the data has no split of its own.
+        seed: Seed of that split; for digits, of the scenes.
+        record: The split of an earlier run, to be followed even if files were added since.
+
+    Raises:
+        DataError: There is nothing there, or it is not laid out as it must be.
+    """
+    return _open(source, SplitPlan(val_fraction, seed, record))
+
+
+def open_for_evaluation(
+    source: str | Path, classes: tuple[str, ...], *, seed: int = 0, record: SplitRecord | None = None
+) -> Scenes:
+    """Opens the scenes to evaluate an agent on: the validation part, or all of a source that has no split.
+
+    Args:
+        source: As for `open_scenes`.
+        classes: The agent's class names, which the labels are to index; the data may lack some of them.
+        seed: For digits, the seed of the scenes.
+        record: The split of the agent's own run, where the source is the data it was trained on.
+
+    Raises:
+        DataError: There is nothing there, it is laid out otherwise, or the agent does not know a class.
+    """
+    scenes = _open(source, SplitPlan(seed=seed, record=record, val_only=True)).val
+    return scenes if scenes.classes == classes else Relabelled(scenes, classes)
+
+
+def _open(source: str | Path, plan: SplitPlan) -> Splits:
+    if str(source) == DIGITS:
+        return open_digits(plan.seed)
+    path = Path(source).expanduser()
+    if find_shards(path) and (path.is_dir() or is_tar(path)):
+        return open_shards(path, plan)
+    if path.is_dir():
+        return open_folder(path, plan)
+    if path.is_file():
+        raise DataError(f"{path} is a file: give a folder of class folders, a .tar, or the word '{DIGITS}'")
+    raise DataError(f"no such data: {source}; {_nearest(path)}")
+
+
+def _nearest(path: Path) -> str:
+    """Says which path that exists the user may have meant."""
+    if difflib.get_close_matches(str(path), [DIGITS], cutoff=0.7):
+        return f"did you mean '{DIGITS}'?"
+    missing, parent = path, path.parent
+    while not parent.is_dir() and parent != parent.parent:
+        missing, parent = parent, parent.parent
+    names = [child.name for child in parent.iterdir()] if parent.is_dir() else []
+    close = difflib.get_close_matches(missing.name, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean '{parent / close[0]}'?"
+    return f"the nearest folder that exists is '{parent}'; give a folder, tar files, or the word '{DIGITS}'"

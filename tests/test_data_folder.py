@@ -1,0 +1,242 @@
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from stam.data import (
+    Scenes,
+    SplitRecord,
+    Subset,
+    check_images,
+    load_record,
+    open_folder,
+    open_for_evaluation,
+    open_scenes,
+    save_record,
+)
+from stam.errors import DataError
+
+
+def make_tree(root: Path, counts: Mapping[str, int], suffix: str = ".png") -> Path:
+    for place, (folder, count) in enumerate(counts.items()):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            colour = (place * 20 % 256, number * 10 % 256, 7)
+            Image.new("RGB", (6 + number, 5), colour).save(root / folder / f"{number:03d}{suffix}")
+    return root
+
+
+SPLIT_TREE = {"train/ant": 3, "train/bee": 2, "val/ant": 1, "val/bee": 2}
+
+
+def test_a_folder_with_its_own_split(tmp_path: Path) -> None:
+    splits = open_scenes(make_tree(tmp_path, SPLIT_TREE))
+    assert isinstance(splits.train, Scenes)
+    assert splits.train.classes == splits.val.classes == ("ant", "bee")
+    assert splits.train.labels.tolist() == [0, 0, 0, 1, 1]
+    assert splits.train.labels.dtype == np.int64
+    assert splits.val.labels.tolist() == [0, 1, 1]
+    assert splits.train.load(2).shape == (5, 8, 3)
+    assert splits.train.load(2)[0, 0].tolist() == [0, 20, 7]
+    assert splits.record.seed is None
+    assert splits.record.train == ()
+
+
+@pytest.mark.parametrize("val_name", ["valid", "validation", "test"])
+def test_other_names_for_the_validation_part(tmp_path: Path, val_name: str) -> None:
+    splits = open_scenes(
+        make_tree(tmp_path, {"train/a": 2, "train/b": 2, f"{val_name}/a": 1, f"{val_name}/b": 1})
+    )
+    assert (len(splits.train), len(splits.val)) == (4, 2)
+
+
+def test_val_goes_before_test(tmp_path: Path) -> None:
+    splits = open_scenes(make_tree(tmp_path, {**SPLIT_TREE, "test/ant": 9, "test/cow": 9}))
+    assert len(splits.val) == 3
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    splits = open_scenes(make_tree(tmp_path, {"bus": 4, "train": 4}))
+    assert splits.train.classes == ("bus", "train")
+
+
+def test_training_images_alone_are_split(tmp_path: Path) -> None:
+    splits = open_scenes(make_tree(tmp_path, {"train/a": 20, "train/b": 20}), val_fraction=0.25)
+    assert np.bincount(splits.val.labels).tolist() == [5, 5]
+
+
+def test_nested_hidden_linked_and_foreign_files(tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "data", {"a/deep/er": 2, "a": 1, "b": 3, "a/.hidden": 2, ".git/x": 1})
+    (root / "a" / ".x.png").write_bytes(b"")
+    (root / "a" / "notes.txt").write_text("not an image")
+    make_tree(tmp_path / "elsewhere", {"more": 2})
+    (root / "c").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (root / "a" / "loop").symlink_to(root, target_is_directory=True)
+    splits = open_scenes(root)
+    assert splits.train.classes == ("a", "b", "c")
+    names = splits.record.train + splits.record.val
+    assert len(names) == 3 + 3 + 2
+    assert "a/deep/er/000.png" in names
+
+
+def test_the_made_split_is_seeded_and_stratified(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, {"a": 40, "b": 20, "c": 2})
+    splits, again, other = open_scenes(root), open_scenes(root), open_scenes(root, seed=1)
+    assert np.bincount(splits.val.labels).tolist() == [4, 2, 1]
+    assert not set(splits.record.train) & set(splits.record.val)
+    assert len(splits.record.train) + len(splits.record.val) == 62
+    assert splits.record == again.record
+    assert set(other.record.val) != set(splits.record.val)
+
+
+def test_a_recorded_split_survives_new_files(tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "data", {"a": 12, "b": 12})
+    first = open_scenes(root)
+    save_record(first.record, tmp_path / "split.json")
+    make_tree(root / "a", {"earlier": 5})
+    assert open_scenes(root).record != first.record
+    record = load_record(tmp_path / "split.json")
+    assert record == first.record
+    again = open_scenes(root, record=record)
+    assert (again.train.names, again.val.names) == (first.train.names, first.val.names)  # type: ignore[attr-defined]
+    assert again.record == record
+    evaluated = open_for_evaluation(root, ("a", "b"), record=record)
+    assert evaluated.names == first.val.names  # type: ignore[attr-defined]
+
+
+def test_a_record_notices_what_is_gone(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, {"a": 12, "b": 12})
+    record = open_scenes(root).record
+    (root / record.train[0]).unlink()
+    with pytest.raises(DataError, match=r"no longer holds 1 recorded images: 'a/\d+.png'; bring them back"):
+        open_scenes(root, record=record)
+    make_tree(root, {"new": 3})
+    with pytest.raises(DataError, match="classes of .* changed since the split was recorded: 'new'"):
+        open_scenes(root, record=record)
+
+
+def test_a_record_notices_a_lost_validation_part(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, SPLIT_TREE)
+    record = open_scenes(root).record
+    shutil.rmtree(root / "val")
+    with pytest.raises(DataError, match="had a validation part when its split was recorded: bring it back"):
+        open_scenes(root, record=record)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"classes": 3, "colour": "red"}'])
+def test_a_damaged_record_is_an_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "split.json").write_text(content)
+    with pytest.raises(DataError, match="cannot read the split record .*split.json"):
+        load_record(tmp_path / "split.json")
+
+
+def test_a_record_of_the_datas_own_split_is_short(tmp_path: Path) -> None:
+    record = open_scenes(make_tree(tmp_path, SPLIT_TREE)).record
+    assert record == SplitRecord(("ant", "bee"), 5, 3, record.digest)
+
+
+def test_evaluation_takes_the_validation_part_or_everything(tmp_path: Path) -> None:
+    classes = ("ant", "bee", "cow")
+    make_tree(tmp_path, SPLIT_TREE)
+    assert len(open_for_evaluation(tmp_path, classes)) == 3
+    scenes = open_for_evaluation(tmp_path / "train", classes)
+    assert len(scenes) == 5
+    assert scenes.classes == classes
+    one_class = make_tree(tmp_path / "one", {"cow": 2})
+    assert open_for_evaluation(one_class, classes).labels.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({}, "no classes in .*: it has no folders; expected one folder of images for each class"),
+        ({".": 3}, "no classes in .*: 3 images lie in it directly; expected one folder of images"),
+        ({"a": 3}, r"holds one class only \('a'\): a classifier needs two or more"),
+        ({"train/a": 3, "val/a": 3}, r"holds one class only \('a'\)"),
+        ({"a": 3, "b": 0}, r"no images in class folder .*b: add some \(.bmp .* .webp\) or remove it"),
+        ({**SPLIT_TREE, "val/cow": 0}, "no images in class folder .*val/cow: add some"),
+        ({**SPLIT_TREE, "val/cow": 1}, "'val' has classes that 'train' lacks: 'cow'; add or remove them"),
+        ({**SPLIT_TREE, "train/cow": 1}, "'train' has classes that 'val' lacks: 'cow'; add or remove them"),
+        ({"val/a": 2, "val/b": 2}, "has a part 'val' and no 'train': add the training images"),
+        ({"a": 3, "b": 1}, "class 'b' in .* has one image, too few to split: add another"),
+    ],
+)
+def test_a_folder_that_cannot_be_used(tmp_path: Path, counts: dict[str, int], message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        open_scenes(make_tree(tmp_path, counts))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_such_folder_names_the_nearest(tmp_path: Path) -> None:
+    make_tree(tmp_path / "flowers", SPLIT_TREE)
+    with pytest.raises(DataError, match="no such data: .*flower; did you mean '.*flowers'"):
+        open_scenes(tmp_path / "flower")
+    with pytest.raises(DataError, match="no such data: .*; did you mean '.*flowers'"):
+        open_scenes(tmp_path / "flowrs" / "deeper" / "still")
+    with pytest.raises(
+        DataError, match="the nearest folder that exists is '.*'; give a folder, tar files, or"
+    ):
+        open_scenes(tmp_path / "zzz")
+    with pytest.raises(DataError, match="no such data: digit; did you mean 'digits'"):
+        open_scenes("digit")
+
+
+def test_a_file_where_a_folder_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_bytes(b"x")
+    with pytest.raises(
+        DataError, match=r"photo.jpg is a file: give a folder of class folders, a .tar, or the word"
+    ):
+        open_scenes(tmp_path / "photo.jpg")
+
+
+def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, scandir = make_tree(tmp_path, SPLIT_TREE), os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("bee"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"cannot read .*train/bee: Permission denied"):
+        open_folder(root)
+
+
+def test_the_split_fraction_is_checked(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="val_fraction must be between 0 and 1, got 1"):
+        open_scenes(make_tree(tmp_path, {"a": 3, "b": 3}), val_fraction=1.0)
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def test_checking_finds_unreadable_images(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, SPLIT_TREE)
+    train = open_scenes(root).train
+    assert check_images(train, progress=False).readable.tolist() == [0, 1, 2, 3, 4]
+    spoil(root / "train/ant/001.png")
+    with pytest.raises(
+        DataError, match=r"^cannot read .*ant/001.png: .*: repair or remove, or pass --skip-unreadable"
+    ):
+        check_images(train, progress=False)
+    spoil(root / "train/bee/000.png")
+    with pytest.raises(DataError, match=r"ant/001.png: .* \(and 1 more of 5 images\): repair or remove, or"):
+        check_images(train, progress=False)
+    report = check_images(train, skip_unreadable=True, progress=False, num_workers=3)
+    assert report.readable.tolist() == [0, 2, 4]
+    assert len(report.unreadable) == 2
+    assert "bee/000.png" in report.unreadable[1]
+    assert Subset(train, report.readable).labels.tolist() == [0, 0, 1]
+
+
+def test_a_class_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, SPLIT_TREE)
+    val = open_scenes(root).val
+    spoil(root / "val/ant/000.png")
+    with pytest.raises(DataError, match="no image of class 'ant' can be read, the first: cannot read"):
+        check_images(val, skip_unreadable=True, progress=False)
