@@ -9,7 +9,7 @@ PACKAGE = ROOT / "src" / "stam"
 
 
 def layers() -> dict[str, int]:
-    rows = re.findall(r"^\| (\d) \| (.+?) \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| (.+?) \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
     return {name: int(layer) for layer, cell in rows for name in re.findall(r"`([\w/]+?)/?`", cell)}
 
 

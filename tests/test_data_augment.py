@@ -324,7 +324,16 @@ def test_the_seed_decides_and_nothing_else() -> None:
 def test_an_image_is_augmented_alike_whatever_its_batch() -> None:
     images, sizes = padded_batch()
     augment = Augment(AugmentConfig(op_probability=1.0), image_size=32)
-    assert torch.equal(augment(images, sizes, seed=7)[:2], augment(images[:2], sizes[:2], seed=7))
+    in_large_batch = augment(images.repeat(9, 1, 1, 1), sizes.repeat(9, 1), seed=7)
+    assert in_large_batch.shape == (36, 3, 32, 32)
+    assert torch.equal(in_large_batch[:3], augment(images[:3], sizes[:3], seed=7))
+
+
+def test_torch_keeps_its_number_of_threads() -> None:
+    images, sizes = padded_batch()
+    before = torch.get_num_threads()
+    Augment(AugmentConfig(), image_size=32)(images, sizes, seed=0)
+    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize("config", [AugmentConfig(), AugmentConfig.off()])

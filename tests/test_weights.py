@@ -242,7 +242,7 @@ def test_an_interrupted_save_leaves_the_old_agent(tmp_path, agent, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(weights, "save_file", full_disk)
-    with pytest.raises(stam.StamError, match="could not save the agent to .*No space left on device"):
+    with pytest.raises(stam.StamError, match="could not save to .*No space left on device"):
         weights.save_agent(stam.Agent(tiny_config(width=48)), folder)
     assert (folder / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
@@ -266,7 +266,7 @@ def test_loading_nothing_says_what_is_missing(tmp_path, agent):
     with pytest.raises(WeightsError, match=r"has format 2.0, this version reads 1.0"):
         stam.load(tmp_path / "a")
     config.write_text("{")
-    with pytest.raises(WeightsError, match="is not an agent's configuration"):
+    with pytest.raises(WeightsError, match="is not a configuration of ours"):
         stam.load(tmp_path / "a")
 
 

@@ -5,7 +5,7 @@ glimpse-location embeddings e (`actor.location_embedding`), state s.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,6 +30,10 @@ class Memory:
 
     locations: Int[Tensor, "batch glimpses"]
     patches: Float[Tensor, "batch tokens pixels"]
+
+    def select(self, samples: Int[Tensor, " kept"]) -> "Memory":
+        """Returns the memory of some samples, as when the others are done and leave the batch."""
+        return Memory(self.locations[samples], self.patches[samples])
 
 
 class RowNorm(nn.BatchNorm1d):
@@ -189,6 +193,13 @@ class Agent(nn.Module):
             torch.cat((memory.patches, patches), dim=1),
         )
 
+    def join(self, memories: Sequence[Memory]) -> Memory:
+        """Joins memories of equally many glimpses into one batch."""
+        return Memory(
+            torch.cat([memory.locations for memory in memories]),
+            torch.cat([memory.patches for memory in memories]),
+        )
+
     def sample_drop_path(self, batch_size: int, generator: torch.Generator | None = None) -> Tensor | None:
         """Draws drop-path masks, or `None` outside training."""
         return self.core.sample_drop_path(batch_size, generator)
@@ -267,12 +278,8 @@ class Agent(nn.Module):
         generator: torch.Generator | None = None,
         threshold: float | None = None,
     ) -> Session:
-        """Opens a live session: nothing seen yet, to be fed one glimpse at a time."""
-        if self.training:
-            raise StamError("the agent is in training mode: call agent.eval() before opening a session")
-        start = self.grid.index(first_location) if first_location is not None else None
-        first = self._first_locations(start, 1, generator)
-        return Session(self, first, self.policy(policy), generator, threshold)
+        """Opens a live session: nothing seen yet, to be fed one glimpse at a time (see `stam.live`)."""
+        return Session(self, first_location, policy, generator, threshold)
 
 
 def interpolate_positions(

@@ -62,7 +62,10 @@ def _restore(hint: Any, value: Any, where: str) -> Any:
     if isinstance(hint, types.UnionType) and isinstance(value, Mapping):
         options = [option for option in typing.get_args(hint) if dataclasses.is_dataclass(option)]
         return _restore(options[0], value, where) if options else value
-    return tuple(_restore(None, item, where) for item in value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+        return tuple(_restore(inner, item, where) for item in value)
+    return value
 
 
 @dataclass(frozen=True)

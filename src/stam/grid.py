@@ -148,14 +148,23 @@ class Grid:
             )
 
     def cut(
-        self, images: Float[Tensor, "batch channels height width"], locations: Int[Tensor, "batch glimpses"]
+        self,
+        images: Float[Tensor, "scenes channels height width"],
+        locations: Int[Tensor, "batch glimpses"],
+        scenes: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch glimpses channels glimpse_height glimpse_width"]:
-        """Cuts the glimpses at `locations` out of the images, and touches no other pixel."""
+        """Cuts the glimpses at `locations` out of the images, and touches no other pixel.
+
+        Args:
+            images: Whole scenes.
+            locations: Grid indices.
+            scenes: Which image each row of `locations` is of; by default all of them, in order.
+        """
         height, width = self.glimpse_size
         tiles = images.unfold(2, height, height).unfold(3, width, width)  # (B, C, R, K, h, w), a view
-        scene = torch.arange(images.shape[0], device=images.device)[:, None]
+        scene = torch.arange(images.shape[0], device=images.device) if scenes is None else scenes
         rows = locations.div(self.columns, rounding_mode="floor")
-        return tiles[scene, :, rows, locations % self.columns]  # (B, n, C, h, w)
+        return tiles[scene[:, None], :, rows, locations % self.columns]  # (B, n, C, h, w)
 
     def patches(
         self, glimpses: Float[Tensor, "batch glimpses channels glimpse_height glimpse_width"]

@@ -11,6 +11,7 @@ import pickle
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,18 @@ from torch import Tensor, nn
 
 from stam.agent import Agent, interpolate_positions
 from stam.config import AgentConfig, from_plain, to_plain
-from stam.errors import StamError, WeightsError
+from stam.errors import StamError, WeightsError, did_you_mean, require_package
 from stam.grid import Grid, Size
 from stam.teacher import Teacher
 from stam.vit import VisionTransformer
 
 FORMAT = "stam-agent"
+TEACHER_FORMAT = "stam-teacher"
 FORMAT_VERSION = "1.0"
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
+
+_ASSETS = Path(str(files("stam"))) / "assets"
 
 StateDict = dict[str, Tensor]
 Source = str | Path | Mapping[str, Tensor]
@@ -293,31 +297,46 @@ def load_teacher(
             f"the teacher {source} tells {found} classes apart, the data has {num_classes}: "
             "fine-tune it on the data first (stam teacher)"
         )
-    model = build_vit(state, num_classes, image_size=image_size, num_heads=num_heads)
-    _fit_positions(state, model.num_readout, model.image_patches, source)
-    _fit_classifiers(state, model.state_dict(), num_classes, class_indices, source)
-    load_strictly(model, state, source)
+    fitted, settings = adapt_deit(
+        state, num_classes, class_indices, image_size=image_size, num_heads=num_heads
+    )
+    grid = _patch_grid(state, image_size)
+    model = VisionTransformer(
+        num_classes=num_classes, patch_size=grid.patch_size, image_patches=grid.image_patches, **settings
+    )
+    load_strictly(model, fitted, source)
     return Teacher(model, num_classes)
 
 
-def build_vit(
-    state: StateDict,
+def adapt_deit(
+    path: Source,
     num_classes: int,
+    class_indices: Sequence[int] | None = None,
     *,
     image_size: Size = 224,
     num_heads: int | None = None,
-    **settings: Any,
-) -> VisionTransformer:
-    """Builds an untrained transformer of the architecture that a DeiT state dict has."""
-    patch_height, patch_width = state["patch_embed.proj.weight"].shape[2:]
-    grid = Grid(image_size, (patch_height, patch_width), (patch_height, patch_width))
-    return VisionTransformer(
-        num_classes=num_classes,
-        patch_size=grid.patch_size,
-        image_patches=grid.image_patches,
-        distilled="dist_token" in state,
-        **{**_core_settings(state, num_heads), **settings},
+) -> tuple[StateDict, dict[str, Any]]:
+    """Fits a DeiT file, distilled or plain as it is, to other classes and another image size.
+
+    Returns:
+        The parameters, and the settings of the `VisionTransformer` they belong to (but for its geometry).
+    """
+    source = _named(path)
+    state = dict(read_deit(path))
+    grid = _patch_grid(state, image_size)
+    settings = {**_core_settings(state, num_heads), "distilled": "dist_token" in state}
+    fresh = VisionTransformer(
+        num_classes=num_classes, patch_size=grid.patch_size, image_patches=grid.image_patches, **settings
     )
+    _fit_positions(state, fresh.num_readout, grid.image_patches, source)
+    _fit_classifiers(state, fresh.state_dict(), num_classes, class_indices, source)
+    load_strictly(fresh, state, source)
+    return state, settings
+
+
+def _patch_grid(state: StateDict, image_size: Size) -> Grid:
+    height, width = state["patch_embed.proj.weight"].shape[2:]
+    return Grid(image_size, (height, width), (height, width))
 
 
 def load_authors(
@@ -379,25 +398,60 @@ def save_agent(agent: Agent, folder: str | Path, half: bool = False) -> None:
     folder = Path(folder)
     if folder.exists() and not is_agent_folder(folder) and any(folder.iterdir()):
         raise StamError(f"'{folder}' is not empty and holds no agent: choose another folder")
+    _write_folder(folder, agent, {"format": FORMAT, "agent": to_plain(agent.config)}, half)
+
+
+def _write_folder(folder: Path, module: nn.Module, record: dict[str, Any], half: bool) -> None:
     state = {
         name: (value.half() if half and value.is_floating_point() else value).detach().cpu().contiguous()
-        for name, value in agent.state_dict().items()
+        for name, value in module.state_dict().items()
         if not name.startswith("critic.")
     }
-    record = {"format": FORMAT, "format_version": FORMAT_VERSION, "agent": to_plain(agent.config)}
+    record = {"format": record.pop("format"), "format_version": FORMAT_VERSION, **record}
     temporary = folder.with_name(f".{folder.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         save_file(state, temporary / MODEL_FILE)
+        (temporary / MODEL_FILE).chmod(0o644)  # others may read it, as any file
         (temporary / CONFIG_FILE).write_text(json.dumps(record, indent=2) + "\n")
         folder.mkdir(exist_ok=True)
         for name in (MODEL_FILE, CONFIG_FILE):
             (temporary / name).replace(folder / name)
     except (OSError, SafetensorError) as error:
-        raise StamError(f"could not save the agent to '{folder}': {_first_line(error)}") from error
+        raise StamError(f"could not save to '{folder}': {_first_line(error)}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_teacher(model: nn.Module, folder: str | Path, record: Mapping[str, Any], half: bool = False) -> None:
+    """Writes a teacher's model as a folder of `model.safetensors` and `config.json`.
+
+    Args:
+        model: The model to save.
+        folder: Where to.
+        record: How to build its model again: `labels`, `image_size`, and `vit` settings or a `timm` name.
+        half: Whether to store floats in half precision.
+    """
+    _write_folder(Path(folder), model, {"format": TEACHER_FORMAT, "teacher": dict(record)}, half)
+
+
+def load_teacher_folder(folder: str | Path) -> tuple[Teacher, tuple[str, ...]]:
+    """Reads a teacher that `save_teacher` wrote; returns it with its class names."""
+    folder = Path(folder)
+    record = _read_record(folder, TEACHER_FORMAT)["teacher"]
+    labels = tuple(record["labels"])
+    if "timm" in record:
+        timm = require_package("timm", extra="timm")
+        model = timm.create_model(record["timm"], num_classes=len(labels), **record.get("timm_settings", {}))
+    else:
+        sizes = (record["image_size"], record["vit"]["patch_size"])
+        image_size, patch_size = (tuple(size) if isinstance(size, list) else size for size in sizes)
+        grid = Grid(image_size, patch_size, patch_size)
+        settings = {**record["vit"], "patch_size": grid.patch_size, "image_patches": grid.image_patches}
+        model = VisionTransformer(num_classes=len(labels), **settings)
+    load_strictly(model, read_state_dict(folder / MODEL_FILE), f"'{folder / MODEL_FILE}'")
+    return Teacher(model, len(labels)), labels
 
 
 def is_agent_folder(folder: Path) -> bool:
@@ -405,30 +459,59 @@ def is_agent_folder(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file() and (folder / MODEL_FILE).is_file()
 
 
-def load_agent(folder: str | Path) -> Agent:
-    """Reads an agent that `save_agent` wrote."""
-    folder = Path(folder)
+def _read_record(folder: Path, expected_format: str) -> dict[str, Any]:
     if not is_agent_folder(folder):
-        raise WeightsError(f"'{folder}' is not an agent: it needs {MODEL_FILE} and {CONFIG_FILE}")
+        raise WeightsError(f"'{folder}' is not a saved model: it needs {MODEL_FILE} and {CONFIG_FILE}")
+    file = folder / CONFIG_FILE
     try:
-        record = json.loads((folder / CONFIG_FILE).read_text())
-        version, settings = str(record["format_version"]), record["agent"]
+        record = json.loads(file.read_text())
+        found, version = record["format"], str(record["format_version"])
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise WeightsError(f"'{folder / CONFIG_FILE}' is not an agent's configuration: {error!r}") from error
+        raise WeightsError(f"'{file}' is not a configuration of ours: {error!r}") from error
+    if found != expected_format:
+        raise WeightsError(f"'{folder}' is a {found}, not a {expected_format}")
     if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
         raise WeightsError(
             f"'{folder}' has format {version}, this version reads {FORMAT_VERSION}: upgrade stam-vision"
         )
-    agent = Agent(from_plain(AgentConfig, settings))
+    return record
+
+
+def load_agent(folder: str | Path) -> Agent:
+    """Reads an agent that `save_agent` wrote."""
+    folder = Path(folder)
+    agent = Agent(from_plain(AgentConfig, _read_record(folder, FORMAT)["agent"]))
     load_strictly(agent, read_state_dict(folder / MODEL_FILE), f"'{folder / MODEL_FILE}'")
     return agent.eval()
 
 
+def package_folder(name: str) -> Path:
+    """Returns the folder of a model that ships with the package."""
+    if name not in package_names():
+        raise WeightsError(f"the package has no model '{name}': {did_you_mean(name, package_names())}")
+    return _ASSETS / name
+
+
+def package_names() -> list[str]:
+    """Returns the names of the models that ship with the package."""
+    return sorted(path.name for path in _ASSETS.iterdir() if is_agent_folder(path))
+
+
 def load(path: str | Path) -> Agent:
-    """Loads an agent in evaluation mode from a run folder (its best checkpoint) or a weights folder."""
+    """Loads an agent in evaluation mode.
+
+    Args:
+        path: A run folder (its best checkpoint is taken), a weights folder, or the name of an agent that
+            ships with the package, such as `digits`.
+    """
     folder = Path(path)
     if not folder.exists():
-        raise WeightsError(f"no agent at '{folder}': give a run folder or a weights folder")
+        if str(path) not in package_names():
+            known = ", ".join(package_names())
+            raise WeightsError(
+                f"no agent at '{folder}': give a run folder, a weights folder, or one of {known}"
+            )
+        folder = package_folder(str(path))
     for candidate in (folder, folder / "best", folder / "last"):
         if is_agent_folder(candidate):
             return load_agent(candidate)

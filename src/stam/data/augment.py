@@ -30,7 +30,7 @@ class AugmentConfig:
     """What is done to a training image; by default what DeiT does, "rand-m9-mstd0.5-inc1" in timm's notation.
 
     Attributes:
-        random_crop: Whether a random part of the image is cut; otherwise its central square is kept.
+        random_crop: Whether a random part of the image is cut; otherwise its centre is kept.
         crop_scale: Smallest and largest area of a random crop, as a fraction of the image's.
         crop_ratio: Smallest and largest width of a random crop divided by its height.
         horizontal_flip: Probability of mirroring.
@@ -59,11 +59,9 @@ class AugmentConfig:
             given = getattr(self, name)
             require(0 <= given <= 1, f"{name} is a probability, 0 to 1, got {given}")
         low, high = self.crop_scale
-        require(
-            0 < low <= high <= 1, f"crop_scale must be two areas, 0 < least <= most <= 1, got {low}, {high}"
-        )
+        require(0 < low <= high <= 1, f"crop_scale must be 0 < least <= most <= 1, got {low}, {high}")
         low, high = self.crop_ratio
-        require(0 < low <= high, f"crop_ratio must be two ratios, 0 < least <= most, got {low}, {high}")
+        require(0 < low <= high, f"crop_ratio must be 0 < least <= most, got {low}, {high}")
         require(self.num_ops >= 0, f"num_ops must be 0 (no RandAugment) or more, got {self.num_ops}")
         most = randaugment.MAX_MAGNITUDE
         require(0 <= self.magnitude <= most, f"magnitude must be 0 to {most:g}, got {self.magnitude}")
@@ -121,9 +119,8 @@ class Augment:
         config, sizes = self.config, sizes.cpu()
         num_draws = _NUM_FLIP_DRAWS + _NUM_CROP_DRAWS + config.num_ops * randaugment.NUM_DRAWS
         uniform = _uniform(len(images) * num_draws, seed).reshape(len(images), num_draws)
-        for_flips, for_crops, for_ops = np.split(
-            uniform, np.cumsum([_NUM_FLIP_DRAWS, _NUM_CROP_DRAWS]), axis=1
-        )
+        ends = np.cumsum([_NUM_FLIP_DRAWS, _NUM_CROP_DRAWS])
+        for_flips, for_crops, for_ops = np.split(uniform, ends, axis=1)
         flips = torch.from_numpy(for_flips < (config.vertical_flip, config.horizontal_flip))
         boxes = torch.from_numpy(draw_crops(for_crops, sizes.numpy(), config.crop_scale, config.crop_ratio))
         drawn = randaugment.draw(
@@ -151,8 +148,8 @@ class Augment:
 def _in_parts(augment: Callable[[slice], Tensor], num_images: int) -> Tensor:
     """Augments a few images at a time, which stay in a CPU's cache, in one thread.
 
-    The single steps take microseconds: where other processes keep the cores busy, threads that wait for each
-    other after each step are a hundred times slower than one, and at best not twice as fast.
+    The single steps take microseconds, and threads wait for each other after each: at best two are not twice
+    as fast as one, and where loading keeps the cores busy they are many times slower.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,0 +1,100 @@
+"""How much a whole look costs beside the transformer forwards it contains.
+
+    python benchmarks/look.py --size small --num-glimpses 21 --threads 2
+
+Three things are timed in turn, round after round, so that a busy machine slows all of them alike: a whole
+`agent.look`; the core's forwards of that look alone, as the agent runs them; and plain forwards of the same
+tokens, where every block computes every token. The median over the rounds is reported.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import stam
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def plain_forward(agent: stam.Agent, patches: Tensor, positions: Tensor) -> Tensor:
+    core = agent.core
+    x = torch.cat((core._readout_tokens(patches.shape[0]), core.embed(patches, positions)), dim=1)
+    for block in core.blocks:
+        x = block(x)
+    return core.norm(x)
+
+
+@torch.no_grad()
+def measure(size: str, num_glimpses: int, batch_size: int, rounds: int) -> dict[str, float]:
+    agent = stam.Agent(stam.AgentConfig.of_size(size, 1000)).eval()
+    images = torch.randn(batch_size, 3, 224, 224)
+    trace = agent.look(images, num_glimpses)  # warms up too
+    patches = agent.grid.patches(agent.grid.cut(images, trace.locations))
+    positions = agent.positions[trace.locations].flatten(1)
+    per_glimpse = agent.grid.patches_per_glimpse
+    inputs = [
+        (patches[:, : n * per_glimpse], positions[:, : n * per_glimpse]) for n in range(1, num_glimpses + 1)
+    ]
+    runs: dict[str, Callable[[], object]] = {
+        "look": lambda: agent.look(images, num_glimpses, trace.locations[:, 0]),
+        "forwards": lambda: [agent.core(*given) for given in inputs],
+        "plain_forwards": lambda: [plain_forward(agent, *given) for given in inputs],
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(seconds(run))
+    median = {name: statistics.median(values) for name, values in times.items()}
+    ratios = {
+        "look_over_forwards": [a / b for a, b in zip(times["look"], times["forwards"], strict=True)],
+        "look_over_plain_forwards": [
+            a / b for a, b in zip(times["look"], times["plain_forwards"], strict=True)
+        ],
+    }
+    return median | {name: statistics.median(values) for name, values in ratios.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", default="small", choices=("tiny", "small", "base"))
+    parser.add_argument("--num-glimpses", type=int, default=21)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    rows = []
+    for batch_size in arguments.batch_sizes:
+        result = measure(arguments.size, arguments.num_glimpses, batch_size, arguments.rounds)
+        rows.append(
+            {"size": arguments.size, "batch": batch_size, "num_glimpses": arguments.num_glimpses} | result
+        )
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return
+    print(
+        f"{arguments.size}, {arguments.num_glimpses} glimpses, {arguments.threads} threads (seconds, medians)"
+    )
+    print("batch   look  forwards  plain   look/forwards  look/plain")
+    for row in rows:
+        print(
+            f"{row['batch']:>5} {row['look']:>6.3f} {row['forwards']:>9.3f} {row['plain_forwards']:>6.3f}"
+            f" {row['look_over_forwards']:>14.3f} {row['look_over_plain_forwards']:>11.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

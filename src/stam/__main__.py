@@ -1,0 +1,5 @@
+"""`python -m stam` is the command line."""
+
+from stam.cli import main
+
+main()

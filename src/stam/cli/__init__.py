@@ -1,0 +1,69 @@
+"""The command line: `stam COMMAND ...`. Thin: a command reads its arguments and calls the library."""
+
+import errno
+import importlib
+import os
+import sys
+
+from stam.errors import StamError, did_you_mean
+
+COMMANDS = {  # name: what it does, and an example
+    "demo": ("train on the embedded digits and draw the result", "stam demo"),
+    "train": ("train an agent", "stam train digits --out runs/digits"),
+    "teacher": ("fine-tune a whole-image teacher", "stam teacher tiny path/to/images --out runs/teacher"),
+    "evaluate": ("accuracy after each glimpse, over seeds", "stam evaluate runs/digits"),
+    "compare": ("several runs side by side", "stam compare runs/a runs/b --out comparison.html"),
+    "figures": ("every figure of a run", "stam figures runs/digits"),
+    "predict": ("classify images glimpse by glimpse", "stam predict runs/digits image.png"),
+    "serve": ("watch an agent look, in a browser", "stam serve runs/digits"),
+    "export": ("one step of an agent as ONNX", "stam export runs/digits --out agent.onnx"),
+    "prepare": ("turn a dataset's own layout into class folders", "stam prepare fmow SOURCE --out FOLDER"),
+    "bench": ("measure speed on this machine", "stam bench"),
+}
+
+
+def usage() -> str:
+    """Returns the overview that a bare or wrong command prints."""
+    width = max(map(len, COMMANDS))
+    lines = ["usage: stam COMMAND [ARGUMENTS]    (stam COMMAND --help says more)", ""]
+    for name, (purpose, example) in COMMANDS.items():
+        lines.append(f"  {name:<{width}}  {purpose:<48} {example}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs a command; a user's mistake ends in one line on stderr and exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        sys.exit(0 if arguments else 2)
+    if arguments[0] == "--version":
+        from stam import __version__
+
+        print(f"stam {__version__}")
+        return
+    name, *rest = arguments
+    if name not in COMMANDS:
+        sys.exit(_complain(f"unknown command '{name}': {did_you_mean(name, COMMANDS)}\n\n{usage()}"))
+    try:
+        importlib.import_module(f"stam.cli.{name}").run(rest)
+        sys.stdout.flush()
+    except StamError as error:
+        sys.exit(_complain(str(error)))
+    except KeyboardInterrupt:
+        print("\nstam: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
+            raise
+        sys.exit(
+            _complain(f"{error.strerror}: {error.filename or 'while writing'}: free space or check rights")
+        )
+
+
+def _complain(message: str) -> int:
+    print(f"stam: {message}", file=sys.stderr)
+    return 2

@@ -1,0 +1,105 @@
+"""`stam demo`: the main job on the embedded digits, from training to a picture."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import stam
+from stam.agent import Agent
+from stam.cli import train
+from stam.cli.parsing import next_command, parse
+from stam.data import ClutteredDigits, Scenes, open_scenes
+from stam.data.augment import normalise
+from stam.drawing import Story, save_gif, save_strip
+from stam.runs import RunFolder
+from stam.settings import RunConfig
+from stam.training import validate
+
+POLICIES = ("learned", "random", "plus", "spiral")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What `stam demo` takes.
+
+    Attributes:
+        out: Where the run and the pictures go.
+        epochs: Epochs of training; none takes the recipe's.
+        num_scenes: Test scenes to measure the accuracy on.
+        resume: Go on with an interrupted demo.
+    """
+
+    out: Path = Path("demo")
+    epochs: int | None = None
+    num_scenes: int = 1000
+    resume: bool = False
+
+
+def run(arguments: list[str]) -> None:
+    """Trains an agent on cluttered digits, compares ways of looking, and draws it looking."""
+    parsed = parse(Arguments, "demo", arguments)
+    options = ["--out", str(parsed.out), *(["--resume"] if parsed.resume else [])]
+    if parsed.epochs is not None and not parsed.resume:
+        options += ["--epochs", str(parsed.epochs), "--tau-epochs", str(max(1, parsed.epochs // 2))]
+    train.run([*([] if parsed.resume else ["digits"]), *options], quietly=True)
+    agent, config = stam.load(parsed.out / "last"), RunFolder.open(parsed.out).config()
+    scenes = open_scenes("digits", seed=config.data.split_seed).val
+    count = min(parsed.num_scenes, len(scenes))
+    print(f"\naccuracy in % on {count} test scenes: one agent, four ways of looking")
+    print(table(accuracy_by_policy(agent, config, scenes, parsed.num_scenes)))
+    draw(agent, parsed.out)
+    print(f"\nthe agent looking: {parsed.out / 'looking.png'} and {parsed.out / 'looking.gif'}")
+    next_command(f"stam serve {parsed.out}    (watch it look, in a browser), or stam evaluate {parsed.out}")
+
+
+def accuracy_by_policy(agent: Agent, config: RunConfig, scenes: Scenes, count: int) -> dict[str, list[float]]:
+    """Returns the accuracy after each glimpse with the learned policy and with fixed orders."""
+    training = dataclasses.replace(config.training, validation_images=count)
+    config = dataclasses.replace(config, training=training)
+    found = {}
+    for policy in POLICIES:
+        print(f"looking at test scenes: {policy}", file=sys.stderr)
+        found[policy] = validate(agent, config, scenes, policy)
+    return found
+
+
+def table(accuracies: dict[str, list[float]]) -> str:
+    """Lays accuracies out as text, one row a number of glimpses."""
+    header = "glimpses" + "".join(f"{name:>10}" for name in accuracies)
+    rows = [header]
+    for index in range(len(next(iter(accuracies.values())))):
+        rows.append(
+            f"{index + 1:>8}" + "".join(f"{100 * values[index]:>10.1f}" for values in accuracies.values())
+        )
+    return "\n".join(rows)
+
+
+def draw(agent: Agent, folder: Path, indices: Sequence[int] = (3, 11, 17, 29)) -> None:
+    """Draws the agent looking at a few test scenes until it is sure, as a strip and an animation."""
+    scenes = ClutteredDigits("test", seed=1)
+    pictures = scenes.load_batch(np.array(indices))
+    images = normalise(torch.from_numpy(pictures).permute(0, 3, 1, 2))
+    generator = torch.Generator().manual_seed(4)
+    trace = agent.look(images, 16, generator=generator)
+    stories = []
+    for row, index in enumerate(indices):
+        sure = (trace.confidences[row] > agent.threshold).nonzero()
+        count = int(sure[0]) + 1 if len(sure) else trace.locations.shape[1]
+        said = trace.predictions[row, :count].tolist()
+        stories.append(
+            Story(
+                name=f"a {scenes.classes[scenes.labels[index]]}",
+                image=pictures[row],
+                grid=agent.grid,
+                locations=trace.locations[row, :count].tolist(),
+                labels=[agent.labels[label] for label in said],
+                confidences=trace.confidences[row, :count].tolist(),
+            )
+        )
+    save_strip(stories, folder / "looking.png")
+    save_gif(stories, folder / "looking.gif")

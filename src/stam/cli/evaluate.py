@@ -1,0 +1,226 @@
+"""`stam evaluate`: accuracy after each glimpse, early termination, calibration, cost."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import tyro
+
+from stam import distributed
+from stam.cli.parsing import next_command, parse
+from stam.config import require
+from stam.errors import StamError
+from stam.evaluation import (
+    Evaluation,
+    EvaluationPlan,
+    Opened,
+    collect_examples,
+    evaluate,
+    open_run,
+    reader_for,
+    save_evaluation,
+    save_examples,
+)
+from stam.evaluation.opening import EVALUATION_FILE, EXAMPLES_FILE
+from stam.optimisation import choose_device
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What to evaluate, and how.
+
+    Attributes:
+        run: A run folder or a weights folder.
+        data: What to evaluate on: digits, a folder of class folders, or tar shards. A run has its own.
+        seeds: Seeds of the first location.
+        glimpses: Glimpses to sense in each scene; all of them by default.
+        policy: Who picks the locations: learned, random, plus, spiral or centre-out; by default its own.
+        teacher: A teacher's folder, a DeiT file, package:NAME or hub:NAME; the run's own by default.
+        target_accuracy: Fit the threshold of early termination for this accuracy, as a share: 0.9 is 90 %.
+        budget: Fit it for this mean number of glimpses instead.
+        store: Keep the fitted threshold and temperature with the weights, for predict and live use.
+        limit: Evaluate on so many scenes only, drawn at random, always the same.
+        resize_size: The shorter side before the centre crop; as the run says by default.
+        batch_size: Scenes at once.
+        workers: Processes that load images.
+        device: auto, cpu, cuda or cuda:1.
+        precision: Of the transformer: float32, bfloat16, or auto (bfloat16 on a GPU).
+        low_resolution: Show the teacher the whole image at low resolution too, as a competitor.
+        cost: Count multiply-adds and measure latency.
+        examples: Scenes to keep for pictures, glimpse by glimpse.
+        out: Where the result goes; into the run folder by default.
+        json: Print the whole result as JSON (docs/evaluation.md).
+    """
+
+    run: tyro.conf.Positional[Path]
+    data: str | None = None
+    seeds: int = 10
+    glimpses: int | None = None
+    policy: str | None = None
+    teacher: str | None = None
+    target_accuracy: float | None = None
+    budget: float | None = None
+    store: bool = False
+    limit: int | None = None
+    resize_size: int | None = None
+    batch_size: int = 64
+    workers: int = 0
+    device: str = "auto"
+    precision: str = "auto"
+    low_resolution: bool = True
+    cost: bool = True
+    examples: int = 6
+    out: Path | None = None
+    json: bool = False
+
+
+def run(arguments: list[str]) -> None:
+    """Runs the command."""
+    given = parse(Arguments, "evaluate", arguments)
+    with processes(given.device) as device:
+        evaluation, path = measure(given, device)
+        if distributed.rank() != 0:
+            return
+        print(evaluation.to_json() if given.json else summary(evaluation))
+        print(f"\nwrote {path}", file=sys.stderr)
+        if path.name == EVALUATION_FILE and path.parent == given.run:
+            next_command(f"stam figures {given.run}")
+        else:
+            next_command(f"stam figures {given.run} --evaluation {path}")
+
+
+@contextmanager
+def processes(device: str) -> Iterator[torch.device]:
+    """Joins the processes that `torchrun` started, if it did, and yields this one's device."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or distributed.is_distributed():
+        yield choose_device(device)
+        return
+    name = device
+    if device == "auto" and torch.cuda.is_available():
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    chosen = choose_device(name)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("gloo")  # only small results are exchanged, and they lie on the host
+    try:
+        yield chosen
+    finally:
+        dist.destroy_process_group()
+
+
+def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
+    """Evaluates a run and writes the result; returns it with its path."""
+    require(given.seeds >= 1, f"--seeds must be at least 1, got {given.seeds}")
+    require(given.examples >= 0, f"--examples must be 0 or more, got {given.examples}")
+    opened = open_run(given.run, given.data, given.teacher, given.limit, given.resize_size)
+    if opened.note and distributed.rank() == 0:
+        print(opened.note, file=sys.stderr)
+    agent = opened.agent.to(device)
+    plan = EvaluationPlan(
+        num_seeds=given.seeds,
+        num_glimpses=given.glimpses,
+        policy=given.policy,
+        resize_size=opened.resize_size,
+        batch_size=given.batch_size,
+        num_workers=given.workers,
+        target_accuracy=given.target_accuracy,
+        budget=given.budget,
+        low_resolution=given.low_resolution,
+        cost=given.cost,
+        precision=given.precision,
+    )
+    path = given.out or opened.path / result_name(opened, plan)
+    if not path.parent.is_dir():
+        raise StamError(f"--out '{path}': the folder '{path.parent}' does not exist; make it first")
+    evaluation = evaluate(
+        agent,
+        opened.scenes,
+        plan,
+        opened.teacher.to(device) if opened.teacher is not None else None,
+        source=opened.source,
+        name=opened.name,
+        settings=opened.settings,
+    )
+    if distributed.rank() == 0:
+        reader = reader_for(agent, opened.scenes, plan, progress=False)
+        shown = collect_examples(agent, reader, given.examples, evaluation.num_glimpses, evaluation.policy)
+        save_examples(shown, examples_path(path))
+        save_evaluation(evaluation, path)
+        if given.store:
+            opened.store(evaluation.early_exit.fit.threshold, evaluation.calibration.temperature)
+            print(f"stored threshold and temperature in {opened.agent_path}", file=sys.stderr)
+    return evaluation, path
+
+
+def result_name(opened: Opened, plan: EvaluationPlan) -> str:
+    """Returns the result's file name: another policy or other data than the run's own is part of it."""
+    parts = [Path(EVALUATION_FILE).stem]
+    if plan.policy not in (None, opened.agent.config.policy):
+        parts.append(str(plan.policy))
+    if not opened.own_data:
+        parts.append(Path(opened.source).stem)
+    return "-".join(parts) + ".json"
+
+
+def examples_path(path: Path) -> Path:
+    """Returns where the examples that belong to a result lie."""
+    stem = path.stem.replace(Path(EVALUATION_FILE).stem, Path(EXAMPLES_FILE).stem, 1)
+    return path.with_name((stem if stem != path.stem else f"{path.stem}-examples") + ".npz")
+
+
+def summary(evaluation: Evaluation) -> str:
+    """Returns the result as a short text."""
+    data, grid = evaluation.data, evaluation.grid
+    height, width = grid.glimpse_size
+    top1, top5 = evaluation.accuracy.ensemble.top1, evaluation.accuracy.ensemble.top5
+    low = evaluation.whole_image.low_resolution if evaluation.whole_image else ()
+    lines = [
+        f"{evaluation.name}: {data.num_scenes:,} scenes of {data.source}, {evaluation.policy} policy, "
+        f"{len(evaluation.seeds)} seeds, glimpses of {height}x{width} pixels",
+        "",
+        "glimpses   pixels  scene %     top-1 %   (std)   top-5 %" + ("   low-res top-1 %" if low else ""),
+    ]
+    for n in _few(evaluation.num_glimpses):
+        line = f"{n:8d} {evaluation.pixels[n - 1]:8,d} {100 * evaluation.share[n - 1]:8.1f}  "
+        line += f"{100 * top1.mean[n - 1]:10.2f} {100 * top1.std[n - 1]:7.2f} {100 * top5.mean[n - 1]:9.2f}"
+        lines.append(line + (f" {100 * low[n - 1].top1:17.2f}" if low else ""))
+    lines.append("")
+    if evaluation.whole_image is not None:
+        lines.append(f"teacher, whole image    {100 * evaluation.whole_image.top1:.2f} %")
+    fit, timing = evaluation.early_exit.fit, evaluation.early_exit.timing
+    reached = "" if fit.reached else f" (the {fit.goal} asked for could not be reached)"
+    lines.append(
+        f"stopping when sure      {100 * fit.reported.accuracy:.2f} % with {fit.reported.mean_glimpses:.2f} "
+        f"glimpses on average, threshold {fit.threshold:.4f}{reached}"
+    )
+    if timing is not None:
+        lines.append(
+            f"time that saves         {100 * timing.time_saved:.0f} % ({timing.all_seconds:.2f} s to "
+            f"{timing.early_seconds:.2f} s for {timing.num_scenes} scenes on {timing.device}); "
+            f"glimpses saved {100 * timing.glimpses_saved:.0f} %"
+        )
+    found = evaluation.calibration
+    lines.append(
+        f"calibration             temperature {found.temperature:.3f}, error {100 * found.before.ece:.2f} % "
+        f"to {100 * found.after.ece:.2f} %"
+    )
+    if evaluation.cost is not None:
+        cost = evaluation.cost
+        each = ", ".join(
+            f"{c.cumulative_ms[-1] / c.batch_size:.1f} ms at batch {c.batch_size}" for c in cost.latency
+        )
+        lines.append(
+            f"cost of all glimpses    {cost.cumulative[-1] / 1e9:.3g} G multiply-adds a scene, {each} "
+            f"({cost.latency[0].device})"
+        )
+    return "\n".join(lines)
+
+
+def _few(most: int) -> list[int]:
+    """Returns the few numbers of glimpses that a terminal shows."""
+    return [n for n in (1, 2, 3, 5, 8, 12, 16, 21, 27, 35) if n < most] + [most]

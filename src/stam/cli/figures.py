@@ -1,0 +1,93 @@
+"""`stam figures`: every picture of a run, and its report."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from stam.cli.evaluate import Arguments as EvaluateArguments
+from stam.cli.evaluate import examples_path, measure, processes
+from stam.cli.parsing import next_command, parse
+from stam.config import require_choice
+from stam.errors import StamError, require_package
+from stam.evaluation import load_evaluation, load_examples
+from stam.evaluation.opening import EVALUATION_FILE, REPORT_FILE, find_agent
+from stam.evaluation.results import write_atomically
+
+KINDS = ("png", "svg", "pdf")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What to draw.
+
+    Attributes:
+        run: A run folder; it is evaluated first if that was not done yet.
+        evaluation: Another result of `stam evaluate` than the run's own.
+        kinds: Kinds of files: png, svg, pdf.
+        json: Print the paths as JSON.
+    """
+
+    run: tyro.conf.Positional[Path]
+    evaluation: Path | None = None
+    kinds: tuple[str, ...] = ("png", "svg")
+    json: bool = False
+
+
+def run(arguments: list[str]) -> None:
+    """Runs the command."""
+    given = parse(Arguments, "figures", arguments)
+    for kind in given.kinds:
+        require_choice("kind", kind, KINDS)
+    require_package("matplotlib", extra="figures")
+    from stam.figures import evaluation_figures, example_figures, save_figures, scenes
+    from stam.report import run_report
+
+    path = evaluated(given.run, given.evaluation)
+    evaluation = load_evaluation(path)
+    examples = load_examples(examples_path(path)) if examples_path(path).is_file() else []
+    metrics = read_metrics(given.run / "metrics.jsonl")
+    suffix = path.stem.removeprefix(Path(EVALUATION_FILE).stem)
+    folder = given.run / f"figures{suffix}"
+    pictures = evaluation_figures(evaluation, metrics) | example_figures(examples)
+    paths = save_figures(pictures, folder, given.kinds, progress=True)
+    for number, example in enumerate(examples[:3], start=1):
+        paths.append(folder / f"trajectory-{number}.gif")
+        write_atomically(paths[-1], scenes.animation(example))
+    report = given.run / f"{Path(REPORT_FILE).stem}{suffix}.html"
+    write_atomically(report, run_report(evaluation, examples, metrics))
+    if given.json:
+        print(json.dumps({"figures": [str(each) for each in paths], "report": str(report)}, indent=1))
+    else:
+        print(f"{len(paths)} pictures in {folder}\nreport: {report}")
+    next_command(f"stam compare {given.run} OTHER_RUN --out comparison.html")
+
+
+def evaluated(run_path: Path, given: Path | None = None) -> Path:
+    """Returns the path of a run's evaluation; a run that has none is evaluated now."""
+    if given is not None:
+        if not given.is_file():
+            raise StamError(f"no evaluation at '{given}': stam evaluate makes one")
+        return given
+    if run_path.is_file():
+        return run_path
+    path = run_path / EVALUATION_FILE
+    if not path.is_file():
+        find_agent(run_path)
+        print(f"{run_path} was not evaluated yet: doing that first", file=sys.stderr)
+        with processes("auto") as device:
+            measure(EvaluateArguments(run_path), device)
+    return path
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Reads the metrics a training logged; none where it logged none."""
+    if not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StamError(f"'{path}' is damaged: {error}") from error

@@ -1,0 +1,247 @@
+"""`stam predict AGENT IMAGE...`: classify images glimpse by glimpse, and show how."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from PIL import Image
+from tqdm import tqdm
+
+from stam.agent import Agent
+from stam.cli.parsing import next_command, parse
+from stam.config import require
+from stam.data import decode_image
+from stam.data.folder import image_files
+from stam.drawing import Story, save_gif, save_strip
+from stam.errors import DataError, StamError
+from stam.live import LiveStep, Session, look_through, scene_view
+from stam.runs import RunFolder
+from stam.sensor import ImageSensor
+from stam.weights import load
+
+_BATCH = 32
+_MOST_PICTURES = 24  # scenes in a strip or an animation
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What to classify, and how to show it.
+
+    Attributes:
+        agent: A run folder or a weights folder.
+        images: Image files, and folders of them.
+        threshold: Confidence above which to stop; as the agent says by default.
+        max_glimpses: When to stop though unsure; when everything has been seen by default.
+        policy: Who picks the locations: learned, random, plus, spiral or centre-out; by default its own.
+        seed: Seed of the first location, and of a random policy.
+        resize_size: The shorter side before the centre crop; as the run says by default, else in proportion
+            (256 for a crop of 224), and an image of the agent's size is taken as it is.
+        strip: Draw what was looked at as a strip of frames, into this file.
+        gif: Draw it as an animation, into this file.
+        json: Print the result as JSON.
+    """
+
+    agent: tyro.conf.Positional[Path]
+    images: tyro.conf.Positional[tuple[Path, ...]]
+    threshold: float | None = None
+    max_glimpses: int | None = None
+    policy: str | None = None
+    seed: int = 0
+    resize_size: int | None = None
+    strip: Path | None = None
+    gif: Path | None = None
+    json: bool = False
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What came of one image.
+
+    Attributes:
+        image: Its path.
+        label: The most probable label; none where the image could not be read.
+        confidence: Its probability.
+        num_glimpses: Glimpses used.
+        seen: Share of the image seen.
+        stopped_early: Whether the agent was sure before it had to stop.
+        locations: Where it looked, as (row, column).
+        probabilities: The most probable labels, at most five, with their probabilities.
+        error: Why the image could not be read.
+    """
+
+    image: str
+    label: str | None = None
+    confidence: float | None = None
+    num_glimpses: int = 0
+    seen: float = 0.0
+    stopped_early: bool = False
+    locations: tuple[tuple[int, int], ...] = ()
+    probabilities: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+def run(arguments: list[str]) -> None:
+    """Runs the command."""
+    given = parse(Arguments, "predict", arguments)
+    require(len(given.images) >= 1, "name at least one image or folder: stam predict AGENT IMAGE...")
+    for name, path in (("--strip", given.strip), ("--gif", given.gif)):
+        require(
+            path is None or path.absolute().parent.is_dir(), f"{name} '{path}': its folder does not exist"
+        )
+    paths = find_images(given.images)
+    agent, resize_size = open_agent(given.agent, given.resize_size)
+    stories: list[Story] = []
+    predictions: list[Prediction] = []
+    with tqdm(total=len(paths), unit="image", disable=None if len(paths) > 1 else True, leave=False) as bar:
+        for prediction, story in predict(agent, paths, given, resize_size):
+            predictions.append(prediction)
+            if story is not None and len(stories) < _MOST_PICTURES:
+                stories.append(story)
+            bar.update()
+    print(as_json(predictions) if given.json else as_table(predictions))
+    draw(stories, given)
+    unreadable = [prediction for prediction in predictions if prediction.error]
+    if unreadable:
+        raise DataError(f"{len(unreadable)} of {len(predictions)} images could not be read: see above")
+    next_command(f"stam serve {given.agent}")
+
+
+def find_images(given: Sequence[Path]) -> list[Path]:
+    """Returns the files named, and all images anywhere under the folders named."""
+    found: list[Path] = []
+    for path in given:
+        if path.is_dir():
+            inside = [path / name for name in image_files(path)]
+            require(bool(inside), f"no images in the folder '{path}'")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise DataError(f"no image or folder at '{path}': check the path")
+    return found
+
+
+def open_agent(path: Path, resize_size: int | None = None) -> tuple[Agent, int | str | None]:
+    """Loads an agent and says how its images are resized: as asked, as its run says, or in proportion."""
+    agent = load(path)
+    if resize_size is not None:
+        require(resize_size >= 1, f"--resize-size must be at least 1, got {resize_size}")
+        return agent, resize_size
+    run_folder = RunFolder(path)
+    if run_folder.record_file.is_file():
+        return agent, run_folder.record()["config"]["data"]["resize_size"]
+    return agent, "auto"
+
+
+def predict(
+    agent: Agent, paths: Sequence[Path], given: Arguments, resize_size: int | str | None
+) -> Iterator[tuple[Prediction, Story | None]]:
+    """Looks at the images in batches and yields what came of each, in order."""
+    generator = torch.Generator().manual_seed(given.seed)
+    for start in range(0, len(paths), _BATCH):
+        batch = paths[start : start + _BATCH]
+        read = [_read(path, agent, resize_size) for path in batch]
+        views = [view for view in read if not isinstance(view, DataError)]
+        sessions = [_open(agent, given, generator) for _ in views]
+        looks = iter(_look(agent, views, sessions, given.max_glimpses))
+        for path, view in zip(batch, read, strict=True):
+            if isinstance(view, DataError):
+                yield Prediction(str(path), error=str(view)), None
+            else:
+                yield _outcome(str(path), view, *next(looks))
+
+
+def _look(
+    agent: Agent, views: Sequence[np.ndarray], sessions: Sequence[Session], max_glimpses: int | None
+) -> list[tuple[Session, list[LiveStep]]]:
+    steps: list[list[LiveStep]] = [[] for _ in views]
+    mean, std = agent.config.mean, agent.config.std
+    sensors = [ImageSensor(Image.fromarray(view), agent.grid, mean, std) for view in views]
+    look_through(sensors, sessions, max_glimpses, lambda index, step: steps[index].append(step))
+    return list(zip(sessions, steps, strict=True))
+
+
+def _read(path: Path, agent: Agent, resize_size: int | str | None) -> np.ndarray | DataError:
+    try:
+        return scene_view(decode_image(path), agent.config, resize_size)
+    except DataError as error:
+        return error
+
+
+def _open(agent: Agent, given: Arguments, generator: torch.Generator) -> Session:
+    own = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    return agent.session(policy=given.policy, generator=own, threshold=given.threshold)
+
+
+def _outcome(
+    name: str, view: np.ndarray, session: Session, steps: Sequence[LiveStep]
+) -> tuple[Prediction, Story]:
+    agent, last = session.agent, steps[-1]
+    best = last.probabilities.topk(min(5, len(last.probabilities)))
+    locations = session.seen
+    prediction = Prediction(
+        image=name,
+        label=last.label,
+        confidence=last.confidence,
+        num_glimpses=last.num_glimpses,
+        seen=last.num_glimpses / agent.grid.num_locations,
+        stopped_early=last.stop and last.num_glimpses < agent.grid.num_locations,
+        locations=locations,
+        probabilities={
+            agent.labels[index]: value
+            for index, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        },
+    )
+    story = Story(
+        name=Path(name).name,
+        image=view,
+        grid=agent.grid,
+        locations=[agent.grid.index(location) for location in locations],
+        labels=[step.label for step in steps],
+        confidences=[step.confidence for step in steps],
+    )
+    return prediction, story
+
+
+def as_json(predictions: Sequence[Prediction]) -> str:
+    """Returns the predictions as a JSON list, one object an image."""
+    return json.dumps([dataclasses.asdict(prediction) for prediction in predictions], indent=2)
+
+
+def as_table(predictions: Sequence[Prediction]) -> str:
+    """Returns the predictions as a table for people."""
+    header = ("image", "label", "confidence", "glimpses", "seen")
+    rows = [
+        (
+            prediction.image,
+            prediction.label or prediction.error or "",
+            "" if prediction.confidence is None else f"{prediction.confidence:.1%}",
+            str(prediction.num_glimpses) if prediction.label else "",
+            f"{prediction.seen:.0%}" if prediction.label else "",
+        )
+        for prediction in predictions
+    ]
+    sound = [row for row, prediction in zip(rows, predictions, strict=True) if not prediction.error]
+    widths = [max(len(row[column]) for row in (header, *sound)) for column in range(len(header))]
+    lines = []
+    for row in (header, *rows):
+        texts = row[0].ljust(widths[0]), row[1].ljust(widths[1])
+        numbers = (cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True))
+        lines.append("  ".join((*texts, *numbers)).rstrip())
+    return "\n".join(lines)
+
+
+def draw(stories: Sequence[Story], given: Arguments) -> None:
+    """Writes the pictures asked for."""
+    if (given.strip or given.gif) and not stories:
+        raise StamError("no image could be read, so there is nothing to draw")
+    for path, save in ((given.strip, save_strip), (given.gif, save_gif)):
+        if path is not None:
+            save(stories, path)
+            print(f"wrote {path}", file=sys.stderr)

@@ -1,0 +1,90 @@
+"""`stam serve AGENT`: a page to watch an agent look, and an HTTP API for remote sensors."""
+
+import sys
+import threading
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+from stam.agent import Agent
+from stam.cli.parsing import next_command, parse
+from stam.cli.predict import open_agent
+from stam.config import require
+from stam.errors import require_package
+
+_SMALL_AGENT = 4_000_000  # parameters; below, a second thread costs more than it gives (docs/live.md)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What to serve, and where.
+
+    Attributes:
+        agent: A run folder or a weights folder.
+        port: Port to listen on; 0 takes a free one.
+        host: Address to listen on. Any but this machine's own lets others in, and there is no password.
+        images: A folder of images for the page to offer.
+        threshold: Confidence above which the agent stops; its own by default.
+        resize_size: The shorter side before the centre crop; as the run says by default.
+        max_sessions: Sessions open at once.
+        idle_seconds: How long a session is kept after its latest use.
+        lifetime_seconds: How long a session is kept at all.
+        max_upload_mb: Megabytes of an uploaded image.
+        threads: Cores to think with; by default all, or one for a small agent, which only waits for others.
+        open: Open the page in a browser.
+    """
+
+    agent: tyro.conf.Positional[Path]
+    port: int = 8000
+    host: str = "127.0.0.1"
+    images: Path | None = None
+    threshold: float | None = None
+    resize_size: int | None = None
+    max_sessions: int = 256
+    idle_seconds: float = 600.0
+    lifetime_seconds: float = 3600.0
+    max_upload_mb: float = 16.0
+    threads: int | None = None
+    open: bool = False
+
+
+def run(arguments: list[str]) -> None:
+    """Runs the command."""
+    given = parse(Arguments, "serve", arguments)
+    require(given.threads is None or given.threads >= 1, f"--threads must be at least 1, got {given.threads}")
+    for name in ("fastapi", "uvicorn"):
+        require_package(name, extra="web")
+    from stam.web import Limits, Service, serve
+    from stam.web.scenes import sample_scenes
+
+    agent, resize_size = open_agent(given.agent, given.resize_size)
+    if given.threshold is not None:
+        agent.configure(threshold=given.threshold)
+    torch.set_num_threads(given.threads or default_threads(agent))
+    limits = Limits(
+        max_sessions=given.max_sessions,
+        idle_seconds=given.idle_seconds,
+        lifetime_seconds=given.lifetime_seconds,
+        max_upload_bytes=int(given.max_upload_mb * 1_000_000),
+    )
+    scenes = sample_scenes(agent.config, given.images, resize_size)
+    name = given.agent.resolve().name
+    service = Service(agent, name, limits, scenes, resize_size)
+
+    def ready(url: str) -> None:
+        print(f"watch {name} look: {url}    (the API: {url}/openapi.json; stop with Ctrl+C)", flush=True)
+        next_command(f"stam export {given.agent} --out {name}.onnx")
+        sys.stderr.flush()
+        if given.open:
+            threading.Timer(0.5, webbrowser.open, [url]).start()
+
+    serve(service, given.host, given.port, ready)
+
+
+def default_threads(agent: Agent) -> int:
+    """Returns how many threads PyTorch is to use for an agent of this size."""
+    num_parameters = sum(parameter.numel() for parameter in agent.parameters())
+    return 1 if num_parameters < _SMALL_AGENT else torch.get_num_threads()

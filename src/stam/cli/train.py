@@ -1,0 +1,224 @@
+"""`stam train [RECIPE] [DATA] --out RUN`."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from stam.agent import Agent
+from stam.cli.data import open_data
+from stam.cli.logging import tensorboard_logger
+from stam.cli.parsing import next_command, parse, require_out, split_positionals
+from stam.config import AgentConfig, require
+from stam.data import Scenes
+from stam.errors import ConfigError
+from stam.finetuning import build_student, finetune
+from stam.loop import Plan
+from stam.optimisation import choose_device
+from stam.recipes import RECIPES, get_recipe
+from stam.runs import RunError, RunFolder
+from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
+from stam.sources import open_teacher, start_agent
+from stam.teacher import Teacher
+from stam.training import train
+
+DEFAULT_RECIPE = "digits"
+DEFAULT_FOR_IMAGES = "tiny"
+RECIPES_AND_DATA = (
+    f"RECIPE is one of: {', '.join(RECIPES)}.\n\n"
+    "DATA is the word digits, a folder of class folders, or tar shards."
+)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What `stam train` takes beside RECIPE and DATA.
+
+    Attributes:
+        out: The run folder; everything goes there. Needed.
+        resume: Go on with the run in --out, exactly where it stopped.
+        init: Where the core starts: a weights file, a run, package:NAME, hub:NAME, or none.
+        teacher: A whole-image teacher: the --out folder of `stam teacher`, or a weights file. Without one, a
+            teacher is fine-tuned on the data first.
+        class_indices: For each class, its row in the classifier of --init.
+        tensorboard: Log to TensorBoard too (extra `logging`).
+        agent: What is trained.
+        data: Loading and augmentation.
+        training: How.
+        teacher_training: How the teacher is fine-tuned, where none is given.
+    """
+
+    out: Path | None = None
+    resume: bool = False
+    init: str = "none"
+    teacher: str | None = None
+    class_indices: tuple[int, ...] | None = None
+    tensorboard: bool = False
+    agent: Annotated[AgentConfig, tyro.conf.arg(name="")] = dataclasses.field(
+        default_factory=lambda: AgentConfig(2)
+    )
+    data: Annotated[DataConfig, tyro.conf.arg(name="")] = dataclasses.field(default_factory=DataConfig)
+    training: Annotated[TrainingConfig, tyro.conf.arg(name="")] = dataclasses.field(
+        default_factory=TrainingConfig
+    )
+    teacher_training: TeacherConfig = dataclasses.field(default_factory=TeacherConfig)
+
+
+def run(arguments: list[str], quietly: bool = False) -> None:
+    """Trains an agent, or goes on with a run; quietly for a command that has more to do."""
+    positionals, options = split_positionals(arguments, most=2)
+    refuse(options, ("--num-classes", "--labels"), "the classes come from the data")
+    refuse(options, ("--path",), "name the data after the recipe")
+    recipe, path = choose_recipe(positionals)
+    base = get_recipe(recipe)
+    if path is not None:
+        base = dataclasses.replace(base, data=dataclasses.replace(base.data, path=path))
+    parsed = parse(
+        Arguments,
+        "train",
+        options,
+        default=Arguments(
+            init=base.init,
+            teacher=base.teacher,
+            class_indices=base.class_indices,
+            agent=base.agent,
+            data=base.data,
+            training=base.training,
+            teacher_training=base.teacher_training,
+        ),
+        more_help=RECIPES_AND_DATA,
+    )
+    out = require_out(parsed.out, "stam train digits --out RUN")
+    if parsed.resume:
+        resume(out, parsed.tensorboard, options)
+        if not quietly:
+            say_next(out)
+        return
+    config = RunConfig(
+        parsed.agent,
+        parsed.data,
+        parsed.training,
+        parsed.teacher_training,
+        parsed.init,
+        parsed.teacher,
+        parsed.class_indices,
+    )
+    check_machine(config)
+    splits = open_data(config.data)
+    config = dataclasses.replace(config, agent=with_classes(config.agent, splits.train.classes))
+    Plan(len(splits.train), 1, config.training.batch_size, 1.0, 0).num_batches()  # refuses too large a batch
+    torch.manual_seed(config.training.seed)
+    agent = start_agent(config.init, config.agent, config.class_indices)
+    config = dataclasses.replace(config, agent=agent.config)
+    teacher = None
+    if config.teacher is not None:
+        teacher = open_teacher(config.teacher, splits.train.classes, config.agent, config.class_indices)
+    folder = RunFolder.create(out)
+    folder.write_record(recipe, config, splits.record)
+    finish(folder, config, agent, teacher, splits.train, splits.val, False, parsed.tensorboard)
+    if not quietly:
+        say_next(out)
+
+
+def refuse(options: list[str], names: tuple[str, ...], why: str) -> None:
+    """Raises where an option is given that would be overruled."""
+    for option in options:
+        if option.split("=")[0] in names:
+            raise ConfigError(f"{option} cannot be set here: {why}")
+
+
+def resume(out: Path, tensorboard: bool, options: list[str]) -> None:
+    """Goes on with a run, with the settings it was begun with."""
+    extra = [
+        option
+        for option in options
+        if option.startswith("--") and option.split("=")[0] not in ("--resume", "--out", "--tensorboard")
+    ]
+    if extra:
+        raise RunError(f"--resume goes on with the settings of the run: leave out {' '.join(extra)}")
+    folder = RunFolder.open(out)
+    config = folder.config()
+    check_machine(config)
+    splits = open_data(config.data, folder.split())
+    torch.manual_seed(config.training.seed)
+    agent = start_agent(config.init, config.agent, config.class_indices)
+    teacher = None
+    if config.teacher is not None:
+        teacher = open_teacher(config.teacher, splits.train.classes, config.agent, config.class_indices)
+    finish(folder, config, agent, teacher, splits.train, splits.val, True, tensorboard)
+
+
+def finish(
+    folder: RunFolder,
+    config: RunConfig,
+    agent: Agent,
+    teacher: Teacher | None,
+    train_scenes: Scenes,
+    val_scenes: Scenes,
+    resumed: bool,
+    tensorboard: bool,
+) -> None:
+    """Fine-tunes a teacher where there is none, then trains the agent."""
+    loggers = (tensorboard_logger(folder.path),) if tensorboard else ()
+    if teacher is None:
+        teacher = own_teacher(folder, config, train_scenes, val_scenes)
+    train(folder, config, agent, teacher, train_scenes, val_scenes, resumed, loggers)
+
+
+def say_next(out: Path) -> None:
+    """Names the run and the next command."""
+    print(f"trained; the run is in {out}", file=sys.stderr)
+    next_command(f"stam evaluate {out}")
+
+
+def own_teacher(folder: RunFolder, config: RunConfig, train_scenes: Scenes, val_scenes: Scenes) -> Teacher:
+    """Fine-tunes the run's own teacher in `RUN/teacher`, or goes on with it."""
+    inner = RunFolder(folder.path / "teacher")
+    inner.path.mkdir(exist_ok=True)
+    print("no teacher given: fine-tuning one on the data first", file=sys.stderr)
+    model, record = build_student(
+        config.teacher_training, config.agent, config.init, train_scenes.classes, config.class_indices
+    )
+    return finetune(
+        inner,
+        config.teacher_training,
+        config.data,
+        config.agent,
+        model,
+        record,
+        train_scenes,
+        val_scenes,
+        resume=inner.state_file.exists(),
+        how_to_resume=f"stam train --resume --out {folder.path}",
+    )
+
+
+def choose_recipe(positionals: list[str]) -> tuple[str, str | None]:
+    """Returns the recipe and the data that the words before the options name."""
+    if not positionals:
+        return DEFAULT_RECIPE, None
+    first, *rest = positionals
+    if first not in RECIPES and not rest and Path(first).exists():
+        return DEFAULT_FOR_IMAGES, first
+    get_recipe(first)
+    needs_data = not first.startswith("digits")
+    require(
+        bool(rest) or not needs_data,
+        f"the recipe '{first}' needs data: stam train {first} path/to/images --out RUN",
+    )
+    return first, rest[0] if rest else None
+
+
+def with_classes(agent: AgentConfig, classes: tuple[str, ...]) -> AgentConfig:
+    """Returns the agent's configuration for the data's classes."""
+    return dataclasses.replace(agent, num_classes=len(classes), labels=classes)
+
+
+def check_machine(config: RunConfig) -> None:
+    """Raises where the run cannot begin on this machine."""
+    choose_device(config.training.device)
+    choose_device(config.teacher_training.device)

@@ -1,0 +1,288 @@
+"""Early termination: stop looking once sure. Which threshold, at what accuracy, and the time it saves."""
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stam.config import require
+from stam.episode import Looker, require_num_glimpses
+from stam.evaluation.results import ExitTiming, Operation, Sweep, ThresholdFit, floats
+from stam.evaluation.scenes import SceneOrders
+from stam.policy import Policy
+from stam.shapes import Bool, Float, Int
+
+# Even steps, and finer ones where a sure agent's confidences crowd.
+THRESHOLDS = (*(step / 100 for step in range(100)), 0.995, 0.998, 0.999, 0.9995, 0.9999, 1.0)
+
+
+@dataclass(frozen=True)
+class Exits:
+    """Where looking ended for each scene.
+
+    Attributes:
+        num_glimpses: Glimpses sensed before the agent was sure, or the most allowed.
+        probabilities: What it believed then.
+        locations: Where it looked; -1 after it stopped.
+    """
+
+    num_glimpses: Int[Tensor, " batch"]
+    probabilities: Float[Tensor, "batch classes"]
+    locations: Int[Tensor, "batch glimpses"]
+
+    @property
+    def predictions(self) -> Int[Tensor, " batch"]:
+        """The most probable class of each scene."""
+        return self.probabilities.argmax(dim=1)
+
+
+@torch.no_grad()
+def look_until_sure(
+    agent: Looker,
+    images: Float[Tensor, "batch channels height width"],
+    threshold: float,
+    first_location: Int[Tensor, " batch"],
+    policy: Policy,
+    num_glimpses: int | None = None,
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Exits:
+    """Looks at each scene until the agent is sure of it; whoever is sure leaves the batch.
+
+    What is left of the batch is all that is sensed, encoded and decided on, so a scene that ends early costs
+    nothing from then on. The agent must be in evaluation mode, and its memory must have `select`.
+
+    Args:
+        agent: Remembers glimpses and says what they mean.
+        images: Normalised scenes, on the agent's device.
+        threshold: Looking ends at the first belief with max p above it (the paper's gamma).
+        first_location: Where each scene's first glimpse is sensed.
+        policy: Picks every later location.
+        num_glimpses: The most glimpses to sense in a scene; by default all of them.
+        temperature: Divides the logits.
+        generator: Source of randomness for the policy.
+    """
+    grid = agent.grid
+    most = grid.num_locations if num_glimpses is None else num_glimpses
+    require_num_glimpses(most, grid)
+    batch_size, device = images.shape[0], images.device
+    counts = torch.zeros(batch_size, dtype=torch.long, device=device)
+    visited = torch.full((batch_size, most), -1, dtype=torch.long, device=device)
+    answers: Tensor | None = None
+    scenes = torch.arange(batch_size, device=device)  # those still looking
+    location = first_location.to(device)
+    seen = torch.zeros(batch_size, grid.num_locations, dtype=torch.bool, device=device)
+    memory: Any = None
+    for count in range(1, most + 1):
+        memory = agent.remember(memory, grid.cut(images, location[:, None], scenes)[:, 0], location)
+        seen = seen.scatter(1, location[:, None], True)
+        visited[scenes, count - 1] = location
+        belief = agent.believe(memory)
+        probabilities = belief.probabilities(temperature)
+        answers = probabilities.new_zeros(batch_size, probabilities.shape[1]) if answers is None else answers
+        sure = probabilities.amax(dim=1) > threshold
+        if count == most:
+            sure = torch.ones_like(sure)
+        counts[scenes[sure]] = count
+        answers[scenes[sure]] = probabilities[sure]
+        state = belief.state
+        if bool(sure.any()):
+            left = (~sure).nonzero().squeeze(1)
+            if len(left) == 0:
+                break
+            memory, scenes, seen, state = memory.select(left), scenes[left], seen[left], state[left]
+            policy = policy.select(left) if isinstance(policy, SceneOrders) else policy
+        location = policy.decide(state, seen, generator, num_seen=count).location
+    assert answers is not None
+    return Exits(counts, answers, visited)
+
+
+class ExitCurve:
+    """Accuracy and mean glimpses of stopping early, as exact functions of the threshold.
+
+    A scene goes on past glimpse n when the largest confidence so far is at most the threshold. So each
+    glimpse but the last is an event at that confidence: a threshold above it costs one glimpse more and
+    trades the answer after n for the one after n + 1. Sorted once, cumulative sums answer any threshold.
+    """
+
+    def __init__(
+        self, confidences: Float[np.ndarray, "looks glimpses"], correct: Bool[np.ndarray, "looks glimpses"]
+    ) -> None:
+        self.num_looks = len(confidences)
+        highest = np.maximum.accumulate(confidences[:, :-1], axis=1).ravel()
+        order = np.argsort(highest, kind="stable")
+        self.events = highest[order].astype(np.float64)
+        right = correct.astype(np.int64)
+        self._first_right = int(right[:, 0].sum())
+        self._gains = np.concatenate(([0], np.cumsum(np.diff(right, axis=1).ravel()[order])))
+
+    def at(self, thresholds: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the accuracy and the mean number of glimpses at each threshold."""
+        passed = np.searchsorted(self.events, np.asarray(thresholds, dtype=np.float64), side="right")
+        accuracy = (self._first_right + self._gains[passed]) / self.num_looks
+        return accuracy, 1 + passed / self.num_looks
+
+    def choices(self) -> np.ndarray:
+        """Returns thresholds that cover every different behaviour: 0, 1, and between any two events."""
+        events = np.unique(self.events)
+        return np.concatenate(([0.0], (events[:-1] + events[1:]) / 2, events[-1:], [1.0]))
+
+
+def sweep(
+    confidences: Float[np.ndarray, "scenes seeds glimpses"],
+    correct: Bool[np.ndarray, "scenes seeds glimpses"],
+    thresholds: tuple[float, ...] = THRESHOLDS,
+) -> Sweep:
+    """Returns accuracy and mean glimpses at each threshold: mean and spread over the seeds."""
+    seeds = range(confidences.shape[1])
+    curves = [ExitCurve(confidences[:, seed], correct[:, seed]).at(thresholds) for seed in seeds]
+    accuracy, glimpses = (np.stack(part) for part in zip(*curves, strict=True))  # (seeds, thresholds)
+    freedom = 1 if len(curves) > 1 else 0
+    return Sweep(
+        thresholds=thresholds,
+        mean_glimpses=floats(glimpses.mean(axis=0)),
+        glimpses_std=floats(glimpses.std(axis=0, ddof=freedom)),
+        accuracy=floats(accuracy.mean(axis=0)),
+        accuracy_std=floats(accuracy.std(axis=0, ddof=freedom)),
+    )
+
+
+def fit_threshold(
+    fit_confidences: Float[np.ndarray, "fit_scenes seeds glimpses"],
+    fit_correct: Bool[np.ndarray, "fit_scenes seeds glimpses"],
+    confidences: Float[np.ndarray, "scenes seeds glimpses"],
+    correct: Bool[np.ndarray, "scenes seeds glimpses"],
+    target_accuracy: float | None = None,
+    budget: float | None = None,
+) -> ThresholdFit:
+    """Fits a threshold on some scenes and says what it does on others.
+
+    Args:
+        fit_confidences: Confidences of the scenes to fit on.
+        fit_correct: Which of those answers are right.
+        confidences: Confidences of the scenes to report on.
+        correct: Which of those answers are right.
+        target_accuracy: Stop as early as this accuracy allows. By default one point below the accuracy of
+            taking every glimpse.
+        budget: Stop as late as this mean number of glimpses allows; instead of an accuracy.
+    """
+    require(target_accuracy is None or budget is None, "give a target accuracy or a budget, not both")
+    glimpses = confidences.shape[2]
+    fitted = ExitCurve(_looks(fit_confidences), _looks(fit_correct))
+    reported = ExitCurve(_looks(confidences), _looks(correct))
+    choices = fitted.choices()
+    accuracies, counts = fitted.at(choices)
+    if budget is not None:
+        require(1 <= budget <= glimpses, f"budget must be 1 to {glimpses} glimpses, got {budget}")
+        goal, value, reached = "budget", budget, counts <= budget
+        chosen = int(np.flatnonzero(reached)[-1]) if reached.any() else 0
+    else:
+        value = max(0.0, float(accuracies[-1]) - 0.01) if target_accuracy is None else target_accuracy
+        require(
+            target_accuracy is None or 0 < value <= 1,
+            f"target accuracy must be above 0 and at most 1, got {value}",
+        )
+        goal, reached = "accuracy", accuracies >= value
+        chosen = int(np.flatnonzero(reached)[0]) if reached.any() else int(accuracies.argmax())
+    threshold = float(choices[chosen])
+    exits = exit_counts(_looks(confidences), threshold)
+    return ThresholdFit(
+        goal=goal,
+        goal_value=value,
+        threshold=threshold,
+        reached=bool(reached.any()),
+        fitted=_operation(fitted, threshold, len(fit_confidences)),
+        reported=_operation(reported, threshold, len(confidences)),
+        exits=tuple(np.bincount(exits, minlength=glimpses + 1)[1:].tolist()),
+    )
+
+
+def exit_counts(
+    confidences: Float[np.ndarray, "looks glimpses"], threshold: float
+) -> Int[np.ndarray, " looks"]:
+    """Returns after how many glimpses each look ends."""
+    highest = np.maximum.accumulate(confidences[:, :-1], axis=1)
+    return 1 + (highest <= threshold).sum(axis=1)
+
+
+def _looks(values: np.ndarray) -> np.ndarray:
+    return values.reshape(-1, values.shape[-1])
+
+
+def _operation(curve: ExitCurve, threshold: float, num_scenes: int) -> Operation:
+    accuracy, glimpses = curve.at([threshold])
+    return Operation(num_scenes, float(accuracy[0]), float(glimpses[0]))
+
+
+@dataclass(frozen=True)
+class TimedBatch:
+    """Scenes to time early termination on."""
+
+    images: Float[Tensor, "batch channels height width"]
+    labels: Int[Tensor, " batch"]
+    first_location: Int[Tensor, " batch"]
+    policy: Policy
+
+
+def time_early_exit(
+    agent: Looker,
+    batches: Iterable[TimedBatch],
+    threshold: float,
+    num_glimpses: int,
+    temperature: float = 1.0,
+) -> ExitTiming:
+    """Measures the same scenes with every glimpse and with early termination, batch by batch in turn."""
+    seconds, glimpses, right = [0.0, 0.0], [0, 0], [0, 0]
+    num_scenes = batch_size = 0
+    device = torch.device("cpu")
+    for position, batch in enumerate(batches):
+        device = batch.images.device
+        num_scenes += len(batch.labels)
+        batch_size = max(batch_size, len(batch.labels))
+        if position == 0:  # warm up, so that neither way pays for the first use of a kernel
+            _timed_look(agent, batch, math.inf, num_glimpses, temperature)
+        for way, limit in enumerate((math.inf, threshold)):
+            elapsed, exits = _timed_look(agent, batch, limit, num_glimpses, temperature)
+            seconds[way] += elapsed
+            glimpses[way] += int(exits.num_glimpses.sum())
+            right[way] += int((exits.predictions == batch.labels).sum())
+    return ExitTiming(
+        num_scenes=num_scenes,
+        batch_size=batch_size,
+        device=device_name(device),
+        threshold=threshold,
+        all_seconds=seconds[0],
+        early_seconds=seconds[1],
+        all_glimpses=glimpses[0] / num_scenes,
+        early_glimpses=glimpses[1] / num_scenes,
+        all_accuracy=right[0] / num_scenes,
+        early_accuracy=right[1] / num_scenes,
+    )
+
+
+def _timed_look(
+    agent: Looker, batch: TimedBatch, threshold: float, num_glimpses: int, temperature: float
+) -> tuple[float, Exits]:
+    synchronise(batch.images.device)
+    start = time.perf_counter()
+    exits = look_until_sure(
+        agent, batch.images, threshold, batch.first_location, batch.policy, num_glimpses, temperature
+    )
+    synchronise(batch.images.device)
+    return time.perf_counter() - start, exits
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits for a GPU, so that a clock read next tells the truth."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def device_name(device: torch.device) -> str:
+    """Returns what to call a device in a result."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

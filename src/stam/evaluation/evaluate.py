@@ -1,0 +1,332 @@
+"""The one call: an agent, scenes and a plan in, an `Evaluation` out."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from stam import distributed
+from stam.agent import Agent
+from stam.config import require, require_choice
+from stam.data.randomness import random_order
+from stam.data.scenes import Scenes
+from stam.episode import Trace, require_num_glimpses
+from stam.errors import DataError, StamError, did_you_mean
+from stam.evaluation.calibration import TemperatureSearch, describe_calibration
+from stam.evaluation.cost import measure_cost
+from stam.evaluation.early_exit import TimedBatch, fit_threshold, sweep, time_early_exit
+from stam.evaluation.outcomes import Outcomes, gather_scenes, join, outcomes_of
+from stam.evaluation.results import (
+    FORMAT,
+    VERSION,
+    Data,
+    EarlyExit,
+    Evaluation,
+    ExitTiming,
+    WholeImage,
+    floats,
+)
+from stam.evaluation.scenes import (
+    OWN,
+    LooksAtScenes,
+    SceneBatch,
+    SceneReader,
+    first_locations,
+    policy_for,
+)
+from stam.evaluation.whole_image import describe_whole_image, whole_image_ranks
+from stam.optimisation import autocast
+from stam.policy import ORDERS
+from stam.runs import versions
+from stam.settings import PRECISIONS
+from stam.shapes import Int
+from stam.teacher import Teacher
+
+POLICIES = ("learned", "random", *ORDERS)
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """What to measure and how.
+
+    Attributes:
+        num_seeds: Seeds of the first location; the paper uses ten.
+        num_glimpses: Glimpses to sense in each scene; by default all of them.
+        policy: Who picks the locations; by default the agent's own policy.
+        resize_size: The shorter side before the centre crop; `None` resizes straight to the image size.
+        batch_size: Scenes at once.
+        num_workers: Processes that load images.
+        target_accuracy: Fit the threshold for this accuracy.
+        budget: Fit the threshold for this mean number of glimpses, instead.
+        low_resolution: Whether to show the teacher shrunk images too.
+        cost: Whether to count multiply-adds and measure latency.
+        most_calibration: The most scenes the temperature is fitted on.
+        most_timed: The most scenes early termination is timed on; 0 to leave it out.
+        split_seed: Seed of the halves that thresholds and temperature are fitted and reported on.
+        precision: Of the transformer: `float32`, `bfloat16`, or `auto` (bfloat16 on a GPU).
+    """
+
+    num_seeds: int = 10
+    num_glimpses: int | None = None
+    policy: str | None = None
+    resize_size: int | None = None
+    batch_size: int = 64
+    num_workers: int = 0
+    target_accuracy: float | None = None
+    budget: float | None = None
+    low_resolution: bool = True
+    cost: bool = True
+    most_calibration: int = 5_000
+    most_timed: int = 512
+    split_seed: int = 0
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Checks every setting before anything is measured."""
+        require(self.num_seeds >= 1, f"seeds must be at least 1, got {self.num_seeds}")
+        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
+        require(self.num_workers >= 0, f"num_workers must be 0 or more, got {self.num_workers}")
+        require_choice("precision", self.precision, PRECISIONS)
+        if self.policy is not None:
+            require_choice("policy", self.policy, POLICIES)
+        require(
+            self.target_accuracy is None or self.budget is None,
+            "give a target accuracy or a budget, not both",
+        )
+        accuracy = self.target_accuracy
+        require(
+            accuracy is None or 0 < accuracy <= 1,
+            f"target accuracy is a share above 0 and at most 1, got {accuracy}: 90 % is 0.9",
+        )
+
+
+def evaluate(
+    agent: LooksAtScenes,
+    scenes: Scenes,
+    plan: EvaluationPlan | None = None,
+    teacher: Teacher | None = None,
+    *,
+    source: str = "scenes",
+    name: str = "agent",
+    settings: dict[str, Any] | None = None,
+    progress: bool = True,
+) -> Evaluation:
+    """Measures an agent on labelled scenes.
+
+    Under several processes each looks at its share, each scene is counted exactly once, and all return the
+    same result.
+
+    Args:
+        agent: Anything with `look`, `grid` and `labels`; what needs more of it is left out where it has less.
+        scenes: Labelled images, with the agent's classes.
+        plan: What to measure; by default everything.
+        teacher: Whole-image teacher for the ceiling and the low-resolution baseline.
+        source: What to call the scenes in the result.
+        name: What to call the agent in the result.
+        settings: The run's settings, to be kept with the result.
+        progress: Whether to show progress bars, on a terminal.
+    """
+    plan = plan or EvaluationPlan()
+    device = agent.device if isinstance(agent, Agent) else torch.device("cpu")
+    with _evaluating(agent), autocast(device, plan.precision):
+        return _Measurement(agent, scenes, plan, teacher, progress).run(source, name, settings or {})
+
+
+@contextmanager
+def _evaluating(agent: LooksAtScenes) -> Iterator[None]:
+    was_training = isinstance(agent, nn.Module) and agent.training
+    if isinstance(agent, nn.Module):
+        agent.eval()
+    try:
+        yield
+    finally:
+        if isinstance(agent, nn.Module):
+            agent.train(was_training)
+
+
+class _Measurement:
+    """One evaluation in progress: what it is of, and the halves of the scenes."""
+
+    def __init__(
+        self,
+        agent: LooksAtScenes,
+        scenes: Scenes,
+        plan: EvaluationPlan,
+        teacher: Teacher | None,
+        progress: bool,
+    ) -> None:
+        self.agent, self.scenes, self.plan, self.teacher = agent, scenes, plan, teacher
+        _require_scenes(scenes, agent.labels)
+        if teacher is not None and teacher.num_classes != len(agent.labels):
+            raise StamError(
+                f"the teacher tells {teacher.num_classes} classes apart, the agent {len(agent.labels)}: "
+                "give the teacher the agent was trained with"
+            )
+        self.grid = agent.grid
+        self.num_glimpses = self.grid.num_locations if plan.num_glimpses is None else plan.num_glimpses
+        require_num_glimpses(self.num_glimpses, self.grid)
+        require(
+            plan.budget is None or 1 <= plan.budget <= self.num_glimpses,
+            f"budget must be 1 to {self.num_glimpses} glimpses, got {plan.budget}",
+        )
+        own = agent.config.policy if isinstance(agent, Agent) else OWN
+        self.policy = plan.policy or own
+        if isinstance(agent, Agent):
+            agent.policy(self.policy)  # raises for a learned policy without an actor
+        self.reader = reader_for(agent, scenes, plan, progress)
+        self.fit_half, self.report_half = halves(len(scenes), plan.split_seed)
+
+    def run(self, source: str, name: str, settings: dict[str, Any]) -> Evaluation:
+        temperature, num_calibrated = self._fit_temperature()
+        outcomes, whole_image = self._look(temperature)
+        fitted, reported = outcomes.select(self.fit_half), outcomes.select(self.report_half)
+        fit = fit_threshold(
+            fitted.confidences[..., 1],
+            fitted.calibrated_correct,
+            reported.confidences[..., 1],
+            reported.calibrated_correct,
+            self.plan.target_accuracy,
+            self.plan.budget,
+        )
+        timing = cost = None
+        if distributed.rank() == 0:  # a clock is read where nobody has to wait for another
+            timing = self._time_early_exit(fit.threshold, temperature)
+            if self.plan.cost and isinstance(self.agent, Agent):
+                cost = measure_cost(self.agent, self.num_glimpses, self.policy)
+        steps = range(1, self.num_glimpses + 1)
+        evaluation = Evaluation(
+            format=FORMAT,
+            version=VERSION,
+            name=name,
+            policy=self.policy,
+            precision=self.plan.precision,
+            seeds=tuple(range(self.plan.num_seeds)),
+            num_glimpses=self.num_glimpses,
+            data=Data(source, len(self.scenes), tuple(self.agent.labels)),
+            grid=self.grid,
+            pixels=tuple(n * self.grid.glimpse_area for n in steps),
+            share=floats(n / self.grid.num_locations for n in steps),
+            accuracy=outcomes.accuracy(),
+            whole_image=whole_image,
+            calibration=describe_calibration(temperature, num_calibrated, reported),
+            early_exit=EarlyExit(
+                uncalibrated=sweep(outcomes.confidences[..., 0], outcomes.correct),
+                calibrated=sweep(outcomes.confidences[..., 1], outcomes.calibrated_correct),
+                fit=fit,
+                timing=timing,
+            ),
+            locations=outcomes.location_counts(self.grid.num_locations),
+            cost=cost,
+            settings=json.loads(json.dumps(settings)),
+            versions=versions(),
+        )
+        return _from_first_process(evaluation)
+
+    def _trace(self, batch: SceneBatch, seed: int) -> Trace:
+        first = first_locations(self.grid, batch.indices, seed)
+        policy = policy_for(self.policy, self.grid, batch.indices, seed)
+        generator = torch.Generator().manual_seed(seed)
+        return self.agent.look(batch.images, self.num_glimpses, first, policy, generator)
+
+    def _fit_temperature(self) -> tuple[float, int]:
+        """Fits the temperature on the first half; looks at it once, since one number needs no more."""
+        chosen = some_of(self.fit_half, self.plan.most_calibration)
+        own = np.intersect1d(chosen, self.reader.own_share())
+        search = TemperatureSearch()
+        for batch in self.reader.batches(own, "calibrating"):
+            search.add(self._trace(batch, 0), batch.labels)
+        return search.best(), len(chosen)
+
+    def _look(self, temperature: float) -> tuple[Outcomes, WholeImage | None]:
+        """Looks at every scene with every seed; shows it to the teacher too, while it is at hand."""
+        parts, indices, ranks = [], [], []
+        shrunk = self.num_glimpses if self.plan.low_resolution else 0
+        for batch in self.reader.batches(self.reader.own_share(), "looking"):
+            traces = (self._trace(batch, seed) for seed in range(self.plan.num_seeds))
+            parts.append(outcomes_of(traces, batch.labels, temperature))
+            indices.append(batch.indices)
+            if self.teacher is not None:
+                ranks.append(whole_image_ranks(self.teacher, batch.images, batch.labels, self.grid, shrunk))
+        outcomes = join(parts, indices, len(self.scenes))
+        if self.teacher is None:
+            return outcomes, None
+        gathered = gather_scenes([{"ranks": part} for part in ranks], indices, len(self.scenes))["ranks"]
+        return outcomes, describe_whole_image(gathered, self.grid)
+
+    def _time_early_exit(self, threshold: float, temperature: float) -> ExitTiming | None:
+        if self.plan.most_timed == 0 or not isinstance(self.agent, Agent):
+            return None
+        agent, chosen = self.agent, some_of(self.report_half, self.plan.most_timed)
+
+        def batches() -> Iterator[TimedBatch]:
+            for batch in self.reader.batches(chosen, "timing"):
+                first = first_locations(self.grid, batch.indices, 0).to(agent.device)
+                policy = policy_for(self.policy, self.grid, batch.indices, 0)
+                yield TimedBatch(batch.images, batch.labels, first, agent.policy(policy))
+
+        return time_early_exit(agent, batches(), threshold, self.num_glimpses, temperature)
+
+
+def reader_for(
+    agent: LooksAtScenes, scenes: Scenes, plan: EvaluationPlan, progress: bool = True
+) -> SceneReader:
+    """Returns a reader of scenes as the agent needs them."""
+    known = (
+        dict(device=agent.device, mean=agent.config.mean, std=agent.config.std)
+        if isinstance(agent, Agent)
+        else {}
+    )
+    return SceneReader(
+        scenes,
+        agent.grid,
+        plan.resize_size,
+        plan.batch_size,
+        plan.num_workers,
+        progress=progress,
+        **known,  # type: ignore[arg-type]
+    )
+
+
+def _require_scenes(scenes: Scenes, labels: tuple[str, ...]) -> None:
+    if len(scenes) == 0:
+        raise DataError("there are no scenes to evaluate on: give data with at least one image")
+    if tuple(scenes.classes) != tuple(labels):
+        unknown = [name for name in scenes.classes if name not in labels]
+        if unknown:
+            hint = did_you_mean(unknown[0], labels)
+            raise DataError(f"the agent does not know the class '{unknown[0]}' of this data: {hint}")
+        raise DataError(
+            "the data's classes are in another order than the agent's: open it with "
+            "stam.data.open_for_evaluation(source, agent.labels)"
+        )
+
+
+def _from_first_process(evaluation: Evaluation) -> Evaluation:
+    if not distributed.is_distributed():
+        return evaluation
+    box = [evaluation]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def some_of(indices: Int[np.ndarray, " all"], most: int) -> Int[np.ndarray, " some"]:
+    """Returns at most so many of the indices, evenly spread: neighbours are often of one class."""
+    if len(indices) <= most:
+        return indices
+    return indices[np.linspace(0, len(indices) - 1, most).round().astype(np.int64)]
+
+
+def halves(num_scenes: int, seed: int) -> tuple[Int[np.ndarray, " fit"], Int[np.ndarray, " report"]]:
+    """Splits scenes at random into the half that is fitted on and the half that is reported on.
+
+    A single scene is both.
+    """
+    order = random_order(num_scenes, "evaluation halves", seed)
+    middle = num_scenes // 2
+    return np.sort(order[: middle or 1]), np.sort(order[middle:])

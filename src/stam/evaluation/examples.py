@@ -1,0 +1,165 @@
+"""A few scenes, step by step: what was seen, what was believed, where the agent wants to look next."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stam.agent import Agent
+from stam.data.randomness import random_order
+from stam.episode import Trace
+from stam.errors import StamError
+from stam.evaluation.results import write_atomically
+from stam.evaluation.scenes import LooksAtScenes, SceneReader, first_locations, policy_for
+from stam.grid import Grid
+from stam.policy import SampledPolicy
+from stam.shapes import Float, Int, UInt8
+
+TAU = 4.0  # the sharpness of the policy at the end of the paper's training
+
+
+@dataclass(frozen=True)
+class Example:
+    """One scene and what an agent made of it.
+
+    Attributes:
+        image: The scene; the agent saw the glimpses at `locations` only.
+        label: The true class.
+        grid: Where glimpses lie.
+        classes: Class names.
+        locations: Where each glimpse was sensed.
+        predictions: The answer after each glimpse.
+        confidences: Its probability.
+        maps: After each glimpse, the policy's probability of looking at each location next; the last row,
+            and the map of an agent without an actor, is zero.
+    """
+
+    image: UInt8[np.ndarray, "height width 3"]
+    label: int
+    grid: Grid
+    classes: tuple[str, ...]
+    locations: Int[np.ndarray, " glimpses"]
+    predictions: Int[np.ndarray, " glimpses"]
+    confidences: Float[np.ndarray, " glimpses"]
+    maps: Float[np.ndarray, "glimpses locations"]
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether the agent has a policy that can be drawn."""
+        return bool(self.maps.any())
+
+    @property
+    def is_right(self) -> np.ndarray:
+        """Whether the answer after each glimpse is the true class."""
+        return self.predictions == self.label
+
+    def seen(self, num_glimpses: int, unseen: int = 128) -> UInt8[np.ndarray, "height width 3"]:
+        """Returns what the agent saw in so many glimpses; the rest is grey."""
+        view = np.full_like(self.image, unseen)
+        for location in self.locations[:num_glimpses]:
+            top, left, bottom, right = self.grid.pixel_box(int(location))
+            view[top:bottom, left:right] = self.image[top:bottom, left:right]
+        return view
+
+
+def choose_examples(labels: Int[np.ndarray, " scenes"], count: int) -> Int[np.ndarray, " chosen"]:
+    """Picks scenes without looking at how the agent did: in a fixed random order, another class each time."""
+    order = random_order(len(labels), "examples")
+    times: dict[int, int] = {}
+    repeats = []
+    for scene in order:
+        label = int(labels[scene])
+        repeats.append(times.get(label, 0))
+        times[label] = times.get(label, 0) + 1
+    return order[np.argsort(np.array(repeats, dtype=np.int64), kind="stable")[:count]]
+
+
+def collect_examples(
+    agent: LooksAtScenes,
+    reader: SceneReader,
+    count: int,
+    num_glimpses: int,
+    policy: str,
+    seed: int = 0,
+) -> list[Example]:
+    """Looks at a few scenes, glimpse by glimpse, with the first locations of a seed."""
+    chosen = choose_examples(reader.scenes.labels, count)
+    examples: list[Example] = []
+    for batch in reader.batches(chosen, "examples"):
+        first = first_locations(agent.grid, batch.indices, seed)
+        how = policy_for(policy, agent.grid, batch.indices, seed)
+        trace = agent.look(batch.images, num_glimpses, first, how)
+        maps = policy_maps(agent, batch.images, trace) if policy == "learned" else None
+        pixels = batch.pixels.permute(0, 2, 3, 1).cpu().numpy()
+        for row, image in enumerate(pixels):
+            shape = (num_glimpses, agent.grid.num_locations)
+            examples.append(
+                Example(
+                    image=image,
+                    label=int(batch.labels[row]),
+                    grid=agent.grid,
+                    classes=agent.labels,
+                    locations=trace.locations[row].cpu().numpy(),
+                    predictions=trace.predictions[row].cpu().numpy(),
+                    confidences=trace.confidences[row].cpu().numpy(),
+                    maps=np.zeros(shape, np.float32) if maps is None else maps[row].cpu().numpy(),
+                )
+            )
+    return examples
+
+
+@torch.no_grad()
+def policy_maps(
+    agent: LooksAtScenes, images: Float[Tensor, "batch channels height width"], trace: Trace, tau: float = TAU
+) -> Float[Tensor, "batch glimpses locations"] | None:
+    """Returns the policy's probability of each location after each glimpse of a trace; the last is zero.
+
+    `None` for an agent that has no actor.
+    """
+    if not isinstance(agent, Agent) or agent.actor is None:
+        return None
+    policy, path, grid = SampledPolicy(agent.actor, tau), trace.locations, agent.grid
+    seen = torch.zeros(len(path), grid.num_locations, dtype=torch.bool, device=path.device)
+    memory, maps = None, []
+    for here in path.unbind(dim=1)[:-1]:
+        memory = agent.remember(memory, grid.cut(images, here[:, None])[:, 0], here)
+        seen = seen.scatter(1, here[:, None], True)
+        maps.append(policy.log_probabilities(agent.believe(memory).state, seen).exp())
+    maps.append(torch.zeros(seen.shape, device=path.device))
+    return torch.stack(maps, dim=1)
+
+
+_ARRAYS = ("image", "locations", "predictions", "confidences", "maps")
+
+
+def save_examples(examples: list[Example], path: str | Path) -> None:
+    """Writes examples as one `.npz` of plain arrays."""
+    if not examples:
+        return
+    grid = examples[0].grid
+    arrays = {name: np.stack([getattr(example, name) for example in examples]) for name in _ARRAYS}
+    arrays["label"] = np.array([example.label for example in examples])
+    arrays["classes"] = np.array(examples[0].classes)
+    arrays["sizes"] = np.array([grid.image_size, grid.glimpse_size, grid.patch_size])
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    write_atomically(Path(path), buffer.getvalue())
+
+
+def load_examples(path: str | Path) -> list[Example]:
+    """Reads examples that `save_examples` wrote."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        image_size, glimpse_size, patch_size = (tuple(pair) for pair in arrays["sizes"].tolist())
+        grid = Grid(image_size, glimpse_size, patch_size)
+        classes = tuple(str(name) for name in arrays["classes"])
+        return [
+            Example(label=int(label), grid=grid, classes=classes, **dict(zip(_ARRAYS, parts, strict=True)))
+            for label, *parts in zip(arrays["label"], *(arrays[name] for name in _ARRAYS), strict=True)
+        ]
+    except (OSError, ValueError, KeyError) as error:
+        raise StamError(f"cannot read the examples '{path}': {error}; evaluate again") from error

@@ -1,0 +1,130 @@
+"""What an agent did in every scene, for every seed and after each glimpse: what every figure is made of."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stam import distributed
+from stam.episode import Trace, ensemble_log_probabilities
+from stam.errors import StamError
+from stam.evaluation.results import Accuracy, Curve, Locations, Readout
+from stam.shapes import Bool, Float, Int
+
+TOP = 5  # the k of top-k accuracy
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What an agent did; the first axis of every array is the scene.
+
+    Attributes:
+        labels: The true classes.
+        locations: Where each glimpse was sensed.
+        ranks: How many classes were rated above the true one, by the ensemble and by each classifier.
+        confidences: Probability of the answer, at temperature 1 and calibrated.
+        losses: Negative log-probability of the true class, at temperature 1 and calibrated.
+        calibrated_correct: Whether the calibrated answer is right.
+    """
+
+    labels: Int[np.ndarray, " scenes"]
+    locations: Int[np.ndarray, "scenes seeds glimpses"]
+    ranks: Int[np.ndarray, "scenes seeds glimpses 3"]
+    confidences: Float[np.ndarray, "scenes seeds glimpses 2"]
+    losses: Float[np.ndarray, "scenes seeds glimpses 2"]
+    calibrated_correct: Bool[np.ndarray, "scenes seeds glimpses"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def correct(self) -> Bool[np.ndarray, "scenes seeds glimpses"]:
+        """Whether the ensemble's answer at temperature 1 is right."""
+        return self.ranks[..., 0] == 0
+
+    def select(self, scenes: Int[np.ndarray, " chosen"]) -> "Outcomes":
+        """Returns the outcomes of some scenes."""
+        return Outcomes(*(getattr(self, field.name)[scenes] for field in fields(self)))
+
+    def accuracy(self) -> Accuracy:
+        """Returns the accuracy after each glimpse, for each seed, of the ensemble and both classifiers."""
+        readouts = []
+        for position in range(3):
+            ranks = self.ranks[..., position]  # (scenes, seeds, n)
+            curves = [Curve.of((ranks < top).mean(axis=0, dtype=np.float64)) for top in (1, TOP)]
+            readouts.append(Readout(*curves))
+        return Accuracy(*readouts)
+
+    def location_counts(self, num_locations: int) -> Locations:
+        """Returns how often each location was sensed at each step."""
+        steps = np.moveaxis(self.locations, 2, 0).reshape(self.locations.shape[2], -1)  # (n, scenes * seeds)
+        counts = [np.bincount(step, minlength=num_locations).tolist() for step in steps]
+        return Locations(tuple(tuple(row) for row in counts))
+
+
+def outcomes_of(traces: Iterable[Trace], labels: Int[Tensor, " batch"], temperature: float) -> Outcomes:
+    """Scores what an agent did in a batch of scenes, one trace a seed."""
+    parts = [_score(trace, labels, temperature) for trace in traces]
+    ranks, confidences, losses, correct, locations = (
+        torch.stack(part, dim=1).cpu().numpy() for part in zip(*parts, strict=True)
+    )
+    return Outcomes(labels.cpu().numpy(), locations, ranks, confidences, losses, correct)
+
+
+def _score(trace: Trace, labels: Tensor, temperature: float) -> tuple[Tensor, ...]:
+    each = (trace.class_logits.float(), trace.distill_logits.float())
+    plain = ensemble_log_probabilities(*each)  # (B, n, C)
+    calibrated = ensemble_log_probabilities(*(logits / temperature for logits in each))
+    ranks = torch.stack([true_rank(scores, labels) for scores in (plain, *each)], dim=-1)
+    both = torch.stack((plain, calibrated), dim=-1)  # (B, n, C, 2)
+    confidences = both.amax(dim=2).exp().clamp_max(1)  # rounding may leave it just above
+    truth = labels.view(-1, 1, 1, 1).expand(-1, both.shape[1], 1, 2)
+    losses = -both.gather(2, truth).squeeze(2)
+    correct = true_rank(calibrated, labels) == 0
+    return ranks, confidences, losses, correct, trace.locations.to(torch.int16)
+
+
+def true_rank(
+    scores: Float[Tensor, "batch *steps classes"], labels: Int[Tensor, " batch"]
+) -> Int[Tensor, "batch *steps"]:
+    """Returns how many classes are rated above the true one; of equals, the first counts as higher."""
+    shape = (-1, *[1] * (scores.ndim - 1))
+    truth = labels.view(shape).expand(*scores.shape[:-1], 1)
+    own = scores.gather(-1, truth)
+    earlier = torch.arange(scores.shape[-1], device=scores.device) < truth
+    return ((scores > own) | ((scores == own) & earlier)).sum(dim=-1).to(torch.int32)
+
+
+def join(parts: list[Outcomes], indices: list[np.ndarray], num_scenes: int) -> Outcomes:
+    """Puts the outcomes of all batches, of all processes, in the order of the scenes."""
+    names = [field.name for field in fields(Outcomes)]
+    values = [{name: getattr(part, name) for name in names} for part in parts]
+    return Outcomes(**gather_scenes(values, indices, num_scenes))
+
+
+def gather_scenes(
+    parts: list[dict[str, np.ndarray]], indices: list[np.ndarray], num_scenes: int
+) -> dict[str, np.ndarray]:
+    """Exchanges arrays whose first axis is the scene between all processes, and lays them in order.
+
+    Raises:
+        StamError: A scene is missing or was counted twice.
+    """
+    own: dict[str, Any] = {"": np.concatenate(indices) if indices else np.zeros(0, np.int64)}
+    if parts:
+        own |= {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    shares = [own]
+    if distributed.is_distributed():
+        shares = [{} for _ in range(distributed.world_size())]
+        dist.all_gather_object(shares, own)
+    order = np.concatenate([share[""] for share in shares])
+    times = np.bincount(order, minlength=num_scenes)
+    if len(times) != num_scenes or (times != 1).any():
+        raise StamError(f"{(times != 1).sum()} of {num_scenes} scenes were not counted exactly once")
+    place = np.argsort(order)
+    filled = [share for share in shares if len(share) > 1]  # a process may have had no scene at all
+    return {name: np.concatenate([share[name] for share in filled])[place] for name in filled[0] if name}

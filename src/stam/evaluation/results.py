@@ -1,0 +1,366 @@
+"""What an evaluation found: frozen dataclasses that round-trip through JSON (see docs/evaluation.md)."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stam.config import from_plain, to_plain
+from stam.errors import ConfigError, StamError
+from stam.grid import Grid
+from stam.shapes import Float
+
+FORMAT = "stam-evaluation"
+VERSION = "1.0"
+
+Floats = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity after each of 1..n glimpses, over seeds of the first location.
+
+    Attributes:
+        mean: Mean over the seeds.
+        std: Sample standard deviation over the seeds; 0 for a single seed.
+        per_seed: The quantity for each seed, seeds x glimpses.
+    """
+
+    mean: Floats
+    std: Floats
+    per_seed: tuple[Floats, ...]
+
+    @classmethod
+    def of(cls, per_seed: Float[np.ndarray, "seeds glimpses"]) -> "Curve":
+        """Summarises what was measured for each seed."""
+        spread = per_seed.std(axis=0, ddof=1) if len(per_seed) > 1 else np.zeros(per_seed.shape[1])
+        return cls(floats(per_seed.mean(axis=0)), floats(spread), tuple(floats(row) for row in per_seed))
+
+
+@dataclass(frozen=True)
+class Readout:
+    """Accuracy of one way to read the agent's answer, as shares in 0..1."""
+
+    top1: Curve
+    top5: Curve
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracy after each glimpse: of the ensemble (Eq. 1) and of each classifier alone."""
+
+    ensemble: Readout
+    class_head: Readout
+    distill_head: Readout
+
+
+@dataclass(frozen=True)
+class LowResolution:
+    """The whole image, shrunk to at most the pixels of `num_glimpses` glimpses, shown to the teacher."""
+
+    num_glimpses: int
+    height: int
+    width: int
+    top1: float
+    top5: float
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of the shrunk image."""
+        return self.height * self.width
+
+
+@dataclass(frozen=True)
+class WholeImage:
+    """What sees everything: the teacher's accuracy, and its accuracy at low resolution."""
+
+    top1: float
+    top5: float
+    low_resolution: tuple[LowResolution, ...]
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Confidence against accuracy, in bins of equal width over 0..1.
+
+    Attributes:
+        ece: Expected calibration error: the mean gap between confidence and accuracy, weighted by count.
+        nll: Mean negative log-likelihood of the true class, in nats.
+        counts: Predictions in each bin.
+        confidence: Mean confidence of each bin; 0 where it is empty.
+        accuracy: Share of right predictions of each bin; 0 where it is empty.
+    """
+
+    ece: float
+    nll: float
+    counts: tuple[int, ...]
+    confidence: Floats
+    accuracy: Floats
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A temperature fitted on one half of the scenes, and what it does on the other.
+
+    Attributes:
+        temperature: Divides the logits; it minimises the loss (NLL) over all numbers of glimpses.
+        num_fitted: Scenes it was fitted on.
+        num_reported: Scenes of the other half, which `before` and `after` describe.
+        before: At temperature 1.
+        after: At the fitted temperature.
+    """
+
+    temperature: float
+    num_fitted: int
+    num_reported: int
+    before: Reliability
+    after: Reliability
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Early termination at many thresholds (the paper's gamma): how many glimpses, how accurate."""
+
+    thresholds: Floats
+    mean_glimpses: Floats
+    glimpses_std: Floats
+    accuracy: Floats
+    accuracy_std: Floats
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An agent that stops at a threshold, on some scenes, over all seeds."""
+
+    num_scenes: int
+    accuracy: float
+    mean_glimpses: float
+
+
+@dataclass(frozen=True)
+class ThresholdFit:
+    """A threshold fitted on one half of the scenes and tried on the other.
+
+    Attributes:
+        goal: `accuracy` (at least `goal_value`, fewest glimpses) or `budget` (mean glimpses at most that).
+        goal_value: The accuracy or the mean number of glimpses asked for.
+        threshold: Confidence, at the fitted temperature, above which the agent stops.
+        reached: Whether the goal could be met on the fitted half; if not, the nearest is reported.
+        fitted: What the threshold does on the half it was fitted on.
+        reported: What it does on the other half.
+        exits: Of the other half, how many stop after each of 1..n glimpses, over all seeds.
+    """
+
+    goal: str
+    goal_value: float
+    threshold: float
+    reached: bool
+    fitted: Operation
+    reported: Operation
+    exits: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ExitTiming:
+    """Wall-clock time of stopping early against taking every glimpse, measured one after the other.
+
+    Attributes:
+        num_scenes: Scenes looked at, each once.
+        batch_size: Scenes that start together; whoever is sure leaves the batch.
+        device: Where it ran.
+        threshold: The threshold used.
+        all_seconds: Seconds with every glimpse.
+        early_seconds: Seconds with early termination.
+        all_glimpses: Glimpses a scene with every glimpse.
+        early_glimpses: Mean glimpses a scene with early termination.
+        all_accuracy: Accuracy with every glimpse.
+        early_accuracy: Accuracy with early termination.
+    """
+
+    num_scenes: int
+    batch_size: int
+    device: str
+    threshold: float
+    all_seconds: float
+    early_seconds: float
+    all_glimpses: float
+    early_glimpses: float
+    all_accuracy: float
+    early_accuracy: float
+
+    @property
+    def time_saved(self) -> float:
+        """Share of the wall-clock time saved."""
+        return 1 - self.early_seconds / self.all_seconds
+
+    @property
+    def glimpses_saved(self) -> float:
+        """Share of the glimpses saved."""
+        return 1 - self.early_glimpses / self.all_glimpses
+
+
+@dataclass(frozen=True)
+class EarlyExit:
+    """Early termination: the sweep of thresholds, one fitted threshold, and the time it saves."""
+
+    uncalibrated: Sweep
+    calibrated: Sweep
+    fit: ThresholdFit
+    timing: ExitTiming | None
+
+
+@dataclass(frozen=True)
+class Locations:
+    """How often each location was sensed at each step, over all scenes and seeds: glimpses x locations."""
+
+    counts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Measured time of each step, in milliseconds for the whole batch: the median over repeats."""
+
+    batch_size: int
+    device: str
+    threads: int
+    repeats: int
+    per_step_ms: Floats
+    cumulative_ms: Floats
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Multiply-adds of one scene, counted from the architecture, and measured latency.
+
+    Attributes:
+        core: Encoding and classifying n glimpses, for each of 1..n.
+        actor: Rating the locations not seen after n glimpses; 0 for a policy without an actor.
+        per_step: Both together.
+        cumulative: All steps so far.
+        whole_image: The same core on the whole image at once.
+        latency: Measurements, one a batch size.
+    """
+
+    core: tuple[int, ...]
+    actor: tuple[int, ...]
+    per_step: tuple[int, ...]
+    cumulative: tuple[int, ...]
+    whole_image: int
+    latency: tuple[Latency, ...]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What an agent was evaluated on."""
+
+    source: str
+    num_scenes: int
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything measured about one agent, policy and dataset.
+
+    Attributes:
+        format: Always `stam-evaluation`.
+        version: Of the schema; the major number changes when a field changes its meaning or goes.
+        name: What to call the agent, by default its folder's name.
+        policy: Who picked the locations.
+        precision: Of the transformer.
+        seeds: Seeds of the first location (and of a random policy).
+        num_glimpses: Glimpses sensed in each scene.
+        data: What it was evaluated on.
+        grid: Sizes in pixels: image, glimpse, patch.
+        pixels: Pixels sensed after each of 1..n glimpses.
+        share: Those as a share of the scene.
+        accuracy: Accuracy after each glimpse.
+        whole_image: The ceiling and the low-resolution baseline, where there is a teacher.
+        calibration: The fitted temperature.
+        early_exit: Early termination.
+        locations: Histograms of locations.
+        cost: Multiply-adds and latency, where they were asked for.
+        settings: The run's settings (recipe, seed, agent, data, training), as its `run.json` has them.
+        versions: Of stam, torch and Python.
+    """
+
+    format: str
+    version: str
+    name: str
+    policy: str
+    precision: str
+    seeds: tuple[int, ...]
+    num_glimpses: int
+    data: Data
+    grid: Grid
+    pixels: tuple[int, ...]
+    share: Floats
+    accuracy: Accuracy
+    whole_image: WholeImage | None
+    calibration: Calibration
+    early_exit: EarlyExit
+    locations: Locations
+    cost: Cost | None
+    settings: dict[str, Any]
+    versions: dict[str, str]
+
+    def to_json(self) -> str:
+        """Returns the result as JSON."""
+        return json.dumps(to_plain(self), indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "the evaluation") -> "Evaluation":
+        """Reads a result back; `where` names it in an error."""
+        return from_plain(cls, read_format(text, FORMAT, VERSION, where))
+
+
+def floats(values: Any) -> Floats:
+    """Turns an array into plain numbers."""
+    return tuple(float(value) for value in values)
+
+
+def read_format(text: str, name: str, version: str, where: str) -> Mapping[str, Any]:
+    """Parses JSON of a named format and refuses another major version."""
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise StamError(f"{where} is not JSON: {error}") from error
+    if not isinstance(values, dict) or values.get("format") != name:
+        raise StamError(f'{where} is not a {name}: expected an object with "format": "{name}"')
+    found = str(values.get("version"))
+    if found.split(".")[0] != version.split(".")[0]:
+        raise StamError(f"{where} has version {found} of {name}, this one reads {version}: evaluate again")
+    return values
+
+
+def save_evaluation(evaluation: Evaluation, path: str | Path) -> None:
+    """Writes a result as JSON; the file appears whole or not at all."""
+    write_atomically(Path(path), evaluation.to_json() + "\n")
+
+
+def load_evaluation(path: str | Path) -> Evaluation:
+    """Reads a result that `save_evaluation` wrote."""
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StamError(f"cannot read the evaluation '{path}': {error}") from error
+    try:
+        return Evaluation.from_json(text, f"'{path}'")
+    except ConfigError as error:
+        raise StamError(f"'{path}' is damaged: {error}; evaluate again") from error
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a file beside its place and moves it there, so that Ctrl-C leaves no half of it."""
+    partial = path.with_name(f".{path.name}.writing")
+    try:
+        if isinstance(content, bytes):
+            partial.write_bytes(content)
+        else:
+            partial.write_text(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,43 @@
+"""The optimiser, its parameter groups, and the precision and device a run uses."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from stam.errors import ConfigError
+
+
+def parameter_groups(
+    modules: Mapping[str, Iterable[tuple[str, nn.Parameter]]], weight_decay: float
+) -> list[dict[str, Any]]:
+    """Returns AdamW's groups: each named part twice, with weight decay on matrices and without elsewhere."""
+    groups = []
+    for name, parameters in modules.items():
+        trained = [parameter for _, parameter in parameters if parameter.requires_grad]
+        for decay, wanted in ((weight_decay, lambda p: p.ndim > 1), (0.0, lambda p: p.ndim <= 1)):
+            chosen = [parameter for parameter in trained if wanted(parameter)]
+            if chosen:
+                groups.append({"params": chosen, "weight_decay": decay, "part": name, "lr": 0.0})
+    return groups
+
+
+def choose_device(name: str) -> torch.device:
+    """Returns the device meant; one that is not there is an error."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device '{name}' is unknown: use auto, cpu, cuda or cuda:0") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ConfigError(f"device '{name}' is not there, {found} GPUs were found: use --device cpu")
+    return device
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Returns the context the transformer is computed in."""
+    half = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)

@@ -1,0 +1,150 @@
+"""Named experiments: functions that return a full configuration. Every experiment of the paper has one.
+
+A name is built of parts: the data or size, then what differs from the default. `stam train --help` lists all.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+from stam.config import CORE_SIZES, AgentConfig
+from stam.data.augment import AugmentConfig
+from stam.errors import ConfigError, did_you_mean
+from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
+
+Recipe = Callable[[], RunConfig]
+
+_CONSISTENCY_NAMES = {"hard": "hard", "none": "no-consistency"}
+
+# glimpse size: (image size, glimpses an episode, batch), from the paper's appendix
+_GLIMPSES = {32: (224, 21, 4096), 48: (240, 16, 2000), 64: (256, 7, 1600)}
+
+
+def digits() -> RunConfig:
+    """Cluttered digits from the package's own core and teacher: minutes on two CPU cores."""
+    return RunConfig(
+        agent=AgentConfig(
+            num_classes=10,
+            image_size=56,
+            glimpse_size=8,
+            patch_size=4,
+            width=96,
+            depth=4,
+            num_heads=3,
+            drop_path=0.0,
+            actor_width=128,
+            critic_width=128,
+        ),
+        data=DataConfig(
+            "digits", resize_size=None, decode_size=None, check=False, augment=AugmentConfig.off()
+        ),
+        training=TrainingConfig(
+            num_glimpses=14,
+            epochs=3,
+            batch_size=128,
+            base_lr=6e-4,
+            actor_lr=4e-3,
+            critic_lr=2e-3,
+            min_lr=1e-5,
+            tau_epochs=2,
+            validate_every=1,
+            validation_images=500,
+        ),
+        init="package:digits-core",
+        teacher="package:digits-teacher",
+    )
+
+
+def imagenet(size: str = "small", glimpse_size: int = 32) -> RunConfig:
+    """ImageNet with the paper's settings."""
+    image_size, num_glimpses, batch_size = _GLIMPSES[glimpse_size]
+    return RunConfig(
+        agent=AgentConfig.of_size(size, 1000, image_size=image_size, glimpse_size=glimpse_size),
+        data=DataConfig("imagenet", resize_size=image_size * 256 // 224, decode_size=None),
+        training=TrainingConfig(num_glimpses=num_glimpses, batch_size=512 if size == "base" else batch_size),
+        init=f"hub:facebook/deit-{size}-distilled-patch16-224",
+        teacher=f"hub:facebook/deit-{size}-distilled-patch16-224" if image_size == 224 else None,
+    )
+
+
+def fmow(size: str = "small", glimpse_size: int = 32) -> RunConfig:
+    """The fMoW dataset with the paper's settings: 62 classes, vertical flips, a teacher fine-tuned for 100 epochs."""
+    num_glimpses = _GLIMPSES[glimpse_size][1]
+    base = imagenet(size, glimpse_size)
+    return dataclasses.replace(
+        base,
+        agent=dataclasses.replace(base.agent, num_classes=62),
+        data=dataclasses.replace(
+            base.data, path="fmow", resize_size=None, augment=AugmentConfig(vertical_flip=0.5)
+        ),
+        training=TrainingConfig(num_glimpses=num_glimpses, epochs=400, batch_size=600, base_lr=1e-5),
+        teacher_training=TeacherConfig(epochs=100),
+        teacher=None,
+    )
+
+
+def own_images(size: str) -> RunConfig:
+    """Anybody's images, thousands rather than millions of them, on one GPU or a patient CPU."""
+    return RunConfig(
+        agent=AgentConfig.of_size(size, 2, actor_width=512),
+        data=DataConfig("images", augment=AugmentConfig(num_ops=0)),
+        training=TrainingConfig(
+            epochs=120,
+            batch_size=128,
+            base_lr=4e-5,
+            actor_lr=4e-4,
+            tau_epochs=60,
+            validate_every=5,
+        ),
+        teacher_training=TeacherConfig(
+            epochs=20, batch_size=128, base_lr=2e-4, warmup_epochs=1, mixup=0.0, cutmix=0.0, erasing=0.0
+        ),
+        init=f"hub:facebook/deit-{size}-patch16-224",
+    )
+
+
+def vary(
+    base: RunConfig, policy: str = "learned", consistency: str = "soft", epochs: int | None = None
+) -> RunConfig:
+    """Returns a recipe with another policy, consistency or length, and all else alike."""
+    training = dataclasses.replace(base.training, consistency=consistency)
+    if epochs is not None:
+        training = dataclasses.replace(training, epochs=epochs)
+    return dataclasses.replace(base, agent=dataclasses.replace(base.agent, policy=policy), training=training)
+
+
+def _variants(name: str, base: Recipe) -> dict[str, Recipe]:
+    """Returns a recipe with every policy and consistency the paper compares."""
+    found: dict[str, Recipe] = {name: base}
+    for consistency in ("hard", "none"):
+        found[f"{name}-{_CONSISTENCY_NAMES[consistency]}"] = partial(_varied, base, "learned", consistency)
+    for policy in ("random", "plus", "spiral"):
+        found[f"{name}-{policy}"] = partial(_varied, base, policy, "soft")
+        found[f"{name}-{policy}-{_CONSISTENCY_NAMES['none']}"] = partial(_varied, base, policy, "none")
+    return found
+
+
+def _varied(base: Recipe, policy: str, consistency: str) -> RunConfig:
+    return vary(base(), policy, consistency)
+
+
+def _all() -> dict[str, Recipe]:
+    found: dict[str, Recipe] = {size: partial(own_images, size) for size in CORE_SIZES}
+    found |= _variants("digits", digits)
+    for dataset, recipe in (("imagenet", imagenet), ("fmow", fmow)):
+        found |= _variants(f"{dataset}-small", recipe)
+        found |= {f"{dataset}-{size}": partial(recipe, size) for size in ("tiny", "base")}
+        found |= {f"{dataset}-small-glimpse{side}": partial(recipe, "small", side) for side in (48, 64)}
+    found["imagenet-small-400-epochs"] = lambda: vary(imagenet(), epochs=400)
+    found["fmow-small-200-epochs"] = lambda: vary(fmow(), epochs=200)
+    return found
+
+
+RECIPES: dict[str, Recipe] = _all()
+
+
+def get_recipe(name: str) -> RunConfig:
+    """Returns a recipe's configuration; an unknown name names the nearest."""
+    if name not in RECIPES:
+        raise ConfigError(f"unknown recipe '{name}': {did_you_mean(name, RECIPES)}")
+    return RECIPES[name]()

@@ -1,0 +1,234 @@
+"""What a run is: an agent, its data, its teacher, and how it is trained."""
+
+import math
+from dataclasses import dataclass, field
+
+from stam.config import AgentConfig, require, require_choice
+from stam.data.augment import AugmentConfig
+from stam.objective import CONSISTENCY
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where images come from and how they reach the model.
+
+    Attributes:
+        path: `digits`, a folder of class folders, or tar shards.
+        val_fraction: Share of the images held out, where the data has no split of its own.
+        split_seed: Seed of that split; for digits, of the scenes.
+        resize_size: Shorter side before the centre crop in evaluation; none resizes straight to size.
+        decode_size: A shorter side above this is shrunk when decoding; none keeps every pixel.
+        skip_unreadable: Leave out images that cannot be read, and count them, instead of refusing.
+        check: Decode every image once before the first batch.
+        cache: Keep decoded images in memory.
+        num_workers: Processes that decode; none chooses by the machine.
+        augment: What is done to a training image.
+    """
+
+    path: str = "digits"
+    val_fraction: float = 0.1
+    split_seed: int = 0
+    resize_size: int | None = 256
+    decode_size: int | None = 320
+    skip_unreadable: bool = False
+    check: bool = True
+    cache: bool = False
+    num_workers: int | None = None
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        require(0 < self.val_fraction < 1, f"val_fraction must be between 0 and 1, got {self.val_fraction}")
+        for name in ("resize_size", "decode_size"):
+            given = getattr(self, name)
+            require(given is None or given >= 1, f"{name} must be at least 1 or none, got {given}")
+        require(
+            self.num_workers is None or self.num_workers >= 0,
+            f"num_workers must be 0 or more, got {self.num_workers}",
+        )
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How an agent is trained. The defaults are the paper's for ImageNet.
+
+    Attributes:
+        num_glimpses: Glimpses in an episode, and so updates a batch (the paper's T).
+        epochs: Epochs; each shows `1 / num_glimpses` of the data, a fresh random part.
+        warmup_epochs: First epochs that train the classifiers on random glimpses, before looking is learned.
+        batch_size: Scenes in a batch, over all processes.
+        consistency: `soft`, `hard` or `none`.
+        base_lr: Learning rate at batch 512 of everything but the critic; it scales with the batch.
+        critic_lr: The same for the critic.
+        actor_lr: The same for the actor; none takes `base_lr`, as the paper does.
+        min_lr: Where the cosine ends.
+        weight_decay: AdamW's, on matrices only.
+        tau_start: Inverse temperature of the policy in the first epoch.
+        tau_end: The same after `tau_epochs`.
+        tau_epochs: Epochs over which it rises.
+        precision: Of the transformer; auto is bfloat16 on a GPU and float32 elsewhere.
+        device: `auto`, `cpu`, `cuda` or `cuda:1`.
+        seed: Seed of everything random.
+        validate_every: Epochs between two validations.
+        validation_images: Most scenes a validation looks at.
+        save_minutes: Minutes between two saves within an epoch.
+    """
+
+    num_glimpses: int = 21
+    epochs: int = 200
+    warmup_epochs: int = 0
+    batch_size: int = 4096
+    consistency: str = "soft"
+    base_lr: float = 1e-6
+    critic_lr: float = 1e-3
+    actor_lr: float | None = None
+    min_lr: float = 1e-6
+    weight_decay: float = 0.05
+    tau_start: float = 1.0
+    tau_end: float = 4.0
+    tau_epochs: int = 100
+    precision: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    validate_every: int = 10
+    validation_images: int = 2000
+    save_minutes: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        for name in (
+            "num_glimpses",
+            "epochs",
+            "batch_size",
+            "tau_epochs",
+            "validate_every",
+            "validation_images",
+        ):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in (
+            "base_lr",
+            "critic_lr",
+            "min_lr",
+            "weight_decay",
+            "warmup_epochs",
+            "seed",
+            "save_minutes",
+        ):
+            require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
+        require(
+            self.warmup_epochs < self.epochs,
+            f"warmup_epochs {self.warmup_epochs} leaves nothing of {self.epochs} epochs to learn looking",
+        )
+        require(self.tau_start > 0 and self.tau_end > 0, "tau_start and tau_end must be above 0")
+        require_choice("consistency", self.consistency, CONSISTENCY)
+        require_choice("precision", self.precision, PRECISIONS)
+
+    def tau(self, epoch: int) -> float:
+        """Returns the policy's inverse temperature in an epoch: linear, then constant."""
+        return self.tau_start + (self.tau_end - self.tau_start) * min(epoch / self.tau_epochs, 1.0)
+
+    def learning_rate(self, base: float, epoch: int) -> float:
+        """Returns the learning rate of an epoch: scaled by the batch, then a cosine to `min_lr`."""
+        return cosine(base * self.batch_size / 512, self.min_lr, epoch / self.epochs)
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    """How a whole-image teacher is fine-tuned. The defaults are DeiT's.
+
+    Attributes:
+        model: `deit` takes the architecture of `--init`; `timm:NAME` a timm model (extra `timm`).
+        epochs: Passes over the data.
+        batch_size: Images in a batch.
+        base_lr: Learning rate at batch 512.
+        min_lr: Where the cosine ends.
+        warmup_epochs: Epochs over which the learning rate rises from nothing.
+        weight_decay: AdamW's, on matrices only.
+        drop_path: Largest drop-path rate.
+        smoothing: Label smoothing.
+        mixup: Mixup's alpha; 0 turns it off.
+        cutmix: CutMix's alpha; 0 turns it off.
+        erasing: Probability that a random rectangle is replaced by noise.
+        precision: Of the model; auto is bfloat16 on a GPU and float32 elsewhere.
+        device: `auto`, `cpu`, `cuda` or `cuda:1`.
+        seed: Seed of everything random.
+        validate_every: Epochs between two validations.
+    """
+
+    model: str = "deit"
+    epochs: int = 100
+    batch_size: int = 1024
+    base_lr: float = 5e-4
+    min_lr: float = 1e-5
+    warmup_epochs: int = 5
+    weight_decay: float = 0.05
+    drop_path: float = 0.1
+    smoothing: float = 0.1
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    erasing: float = 0.25
+    precision: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    validate_every: int = 5
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        for name in ("epochs", "batch_size", "validate_every"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("base_lr", "min_lr", "warmup_epochs", "weight_decay", "mixup", "cutmix", "seed"):
+            require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
+        for name in ("smoothing", "erasing", "drop_path"):
+            given = getattr(self, name)
+            require(0 <= given < 1, f"{name} must be in [0, 1), got {given}")
+        require_choice("precision", self.precision, PRECISIONS)
+        known = self.model == "deit" or (self.model.startswith("timm:") and len(self.model) > 5)
+        require(known, f"model '{self.model}' is unknown: use deit, or timm:NAME")
+
+    def learning_rate(self, epoch: int) -> float:
+        """Returns the learning rate of an epoch: a linear rise, then a cosine to `min_lr`."""
+        peak = self.base_lr * self.batch_size / 512
+        if epoch < self.warmup_epochs:
+            return peak * (epoch + 1) / (self.warmup_epochs + 1)
+        rest = max(self.epochs - self.warmup_epochs, 1)
+        return cosine(peak, self.min_lr, (epoch - self.warmup_epochs) / rest)
+
+
+def cosine(start: float, end: float, progress: float) -> float:
+    """Returns a point on the half cosine from `start` to `end`; a start below the end stays constant."""
+    end = min(start, end)
+    return end + (start - end) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole experiment.
+
+    Attributes:
+        agent: What is trained; its classes come from the data.
+        data: What it is trained on.
+        training: How.
+        teacher_training: How its teacher is fine-tuned, where none is given.
+        init: Where the core starts: a weights file, a run, `package:NAME`, `hub:NAME`, or `none`.
+        teacher: The same for the teacher; none fine-tunes one on the data first.
+        class_indices: Rows of the weights' classifiers that the classes are; none starts other classifiers
+            afresh.
+    """
+
+    agent: AgentConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    teacher_training: TeacherConfig = field(default_factory=TeacherConfig)
+    init: str = "none"
+    teacher: str | None = None
+    class_indices: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Checks what no part can check alone."""
+        most = self.agent.grid.num_locations
+        require(
+            self.training.num_glimpses <= most,
+            f"num_glimpses {self.training.num_glimpses} is more than the {most} locations of the grid",
+        )

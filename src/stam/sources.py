@@ -1,0 +1,165 @@
+"""Where weights come from: a file, a run, the package itself, or a hub."""
+
+import dataclasses
+from pathlib import Path
+
+from stam.agent import Agent
+from stam.config import AgentConfig, require
+from stam.errors import MissingPackageError, WeightsError, require_package
+from stam.teacher import Teacher
+from stam.weights import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    is_agent_folder,
+    load,
+    load_deit,
+    load_strictly,
+    load_teacher,
+    load_teacher_folder,
+    package_folder,
+)
+
+
+def locate(source: str) -> Path:
+    """Returns the file or folder that a source names, fetching it from the hub where that is meant."""
+    kind, _, name = source.partition(":")
+    if kind == "package":
+        return package_folder(name)
+    if kind == "hub":
+        return _from_hub(name)
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise WeightsError(
+            f"no weights at '{source}': give a file, a run folder, package:NAME, hub:NAME, or none"
+        )
+    return path
+
+
+def _from_hub(name: str) -> Path:
+    wanted = f"bring the file {MODEL_FILE} of '{name}' and pass its path with --init"
+    try:
+        hub = require_package("huggingface_hub", extra="hub")
+    except MissingPackageError as error:
+        raise WeightsError(f"'hub:{name}' {error}; or {wanted}") from error
+    try:
+        return Path(hub.hf_hub_download(name, MODEL_FILE))
+    except Exception as error:  # the hub's errors are many; all mean that the file is not to be had
+        raise WeightsError(
+            f"could not fetch '{name}' from the hub ({type(error).__name__}): {wanted}"
+        ) from error
+
+
+def start_agent(source: str, config: AgentConfig, class_indices: tuple[int, ...] | None = None) -> Agent:
+    """Builds an agent whose core starts where `source` says: `none` at random.
+
+    The actor is always fresh, except from a run or weights folder of an agent that has one of the same shape.
+    """
+    if source == "none":
+        return Agent(config)
+    path = locate(source)
+    if path.is_dir() and not _is_teacher(path):
+        return _start_from_agent(load(path), config, source, class_indices)
+    file = path / MODEL_FILE if path.is_dir() else path
+    settings = dataclasses.asdict(config)
+    for name in (
+        "num_classes",
+        "image_size",
+        "glimpse_size",
+        "num_heads",
+        "channels",
+        "width",
+        "depth",
+        "patch_size",
+    ):
+        settings.pop(name)
+    settings.pop("mlp_ratio")
+    agent = load_deit(
+        file,
+        config.num_classes,
+        class_indices,
+        image_size=config.image_size,
+        glimpse_size=config.glimpse_size,
+        num_heads=config.num_heads,
+        **settings,
+    )
+    for name in ("width", "depth"):
+        found, wanted = getattr(agent.config, name), getattr(config, name)
+        require(
+            found == wanted,
+            f"'{source}' has a core of {name} {found}, the recipe has {wanted}: set --{name} {found}",
+        )
+    return agent
+
+
+def _start_from_agent(
+    start: Agent, config: AgentConfig, source: str, class_indices: tuple[int, ...] | None
+) -> Agent:
+    """Takes the core of another agent, and its actor where both have one of the same shape."""
+    core = {name: value.clone() for name, value in start.core.state_dict().items()}
+    agent = load_deit(
+        core,
+        config.num_classes,
+        class_indices,
+        image_size=config.image_size,
+        glimpse_size=config.glimpse_size,
+        num_heads=start.config.num_heads,
+        drop_path=config.drop_path,
+        actor_width=config.actor_width,
+        critic_width=config.critic_width,
+        policy=config.policy,
+        threshold=config.threshold,
+        mean=config.mean,
+        std=config.std,
+        labels=config.labels,
+    )
+    require(
+        (agent.config.width, agent.config.depth) == (config.width, config.depth),
+        f"'{source}' has a core of width {agent.config.width} and depth {agent.config.depth}, the recipe has "
+        f"{config.width} and {config.depth}: set --width and --depth",
+    )
+    if agent.actor is not None and start.actor is not None:
+        theirs = start.actor.state_dict()
+        if {n: v.shape for n, v in theirs.items()} == {
+            n: v.shape for n, v in agent.actor.state_dict().items()
+        }:
+            load_strictly(agent.actor, theirs, source)
+    return agent
+
+
+def open_teacher(
+    source: str,
+    classes: tuple[str, ...],
+    config: AgentConfig,
+    class_indices: tuple[int, ...] | None = None,
+) -> Teacher:
+    """Opens a teacher and checks that it tells the data's classes apart."""
+    path = locate(source)
+    folder = find_teacher(path)
+    if folder is not None:
+        teacher, labels = load_teacher_folder(folder)
+        if labels != classes:
+            raise WeightsError(
+                f"the teacher '{source}' tells {len(labels)} classes apart ({', '.join(labels[:3])}...), "
+                f"the data has {len(classes)} ({', '.join(classes[:3])}...): "
+                "fine-tune one on this data (stam teacher)"
+            )
+        return teacher
+    if path.is_dir():
+        raise WeightsError(
+            f"'{source}' holds no teacher: give the --out folder of stam teacher, or a weights file"
+        )
+    return load_teacher(
+        path, len(classes), class_indices, image_size=config.image_size, num_heads=config.num_heads
+    )
+
+
+def find_teacher(path: Path) -> Path | None:
+    """Returns the folder of the teacher that lies at a path: a teacher, its run, or the run of an agent."""
+    for folder in (path, path / "best", path / "last", path / "teacher" / "best", path / "teacher" / "last"):
+        if folder.is_dir() and _is_teacher(folder):
+            return folder
+    return None
+
+
+def _is_teacher(folder: Path) -> bool:
+    return is_agent_folder(folder) and '"stam-teacher"' in (folder / CONFIG_FILE).read_text()[:200]

@@ -1,0 +1,221 @@
+"""Training an agent, readable in one sitting.
+
+For every batch: the teacher looks at the whole images once, then the agent looks glimpse by glimpse and is
+updated after each.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stam.agent import Agent
+from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, Subset, batches
+from stam.data.augment import Augment, normalise
+from stam.data.randomness import random_key, random_order
+from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
+from stam.objective import Objective, ValueNormaliser, training_episode
+from stam.optimisation import autocast, choose_device, parameter_groups
+from stam.policy import Policy, RandomPolicy, SampledPolicy, random_locations
+from stam.runs import RunFolder
+from stam.settings import RunConfig, TrainingConfig
+from stam.teacher import Teacher
+from stam.weights import save_agent
+
+
+def train(
+    run: RunFolder,
+    config: RunConfig,
+    agent: Agent,
+    teacher: Teacher,
+    train_scenes: Scenes,
+    val_scenes: Scenes,
+    resume: bool = False,
+    loggers: tuple[MetricLogger, ...] = (),
+) -> Agent:
+    """Trains an agent in a run folder and returns it in evaluation mode.
+
+    Args:
+        run: Where metrics, checkpoints and state go.
+        config: The whole experiment.
+        agent: The agent to train, as it starts.
+        teacher: Says what the whole image shows.
+        train_scenes: What to learn from.
+        val_scenes: What to choose the best checkpoint by.
+        resume: Whether to go on from the run's saved state.
+        loggers: Called with every epoch's metrics, beside `metrics.jsonl`.
+
+    Raises:
+        Interrupted: Ctrl-C; the state was saved and `resume` goes on from it.
+    """
+    learner = AgentLearner(config, agent, teacher, val_scenes)
+    if resume:
+        restore(learner, run)
+    training = config.training
+    run_loop(
+        learner,
+        run,
+        plan(len(train_scenes), training),
+        train_scenes,
+        config.data,
+        "training",
+        training.save_minutes,
+        f"stam train --resume --out {run.path}",
+        loggers,
+    )
+    return learner.agent.eval()
+
+
+def plan(num_scenes: int, training: TrainingConfig) -> Plan:
+    """Returns which scenes a training shows when: 1/T of them an epoch, since a batch makes T updates."""
+    return Plan(num_scenes, training.epochs, training.batch_size, 1 / training.num_glimpses, training.seed)
+
+
+class AgentLearner(Learner):
+    """An agent being trained, with its critic, value statistics and optimiser."""
+
+    def __init__(self, config: RunConfig, agent: Agent, teacher: Teacher, val_scenes: Scenes) -> None:
+        self.config, self.training, self.val_scenes = config, config.training, val_scenes
+        self.device = choose_device(config.training.device)
+        self.agent, self.teacher = agent.to(self.device).train(), teacher.to(self.device)
+        parts = {"core": agent.core.named_parameters()}
+        if agent.actor is not None:
+            parts |= {
+                "actor": agent.actor.named_parameters(),
+                "critic": agent.add_critic().named_parameters(),
+            }
+        self.optimiser = torch.optim.AdamW(parameter_groups(parts, self.training.weight_decay), fused=True)
+        self.values = ValueNormaliser(self.training.num_glimpses).to(self.device)
+        self.objective = Objective(self.training.num_glimpses, self.training.consistency)
+        self.augment = Augment(
+            config.data.augment, agent.grid.image_size, agent.config.mean, agent.config.std
+        )
+        self.meter = Meter()
+
+    def train_batch(self, place: Place, raw: RawBatch) -> None:
+        """Takes one optimiser step after each glimpse of a batch."""
+        self.set_learning_rates(place.epoch)
+        seed = (self.training.seed, place.epoch, place.batch)
+        images = self.augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed)
+        labels = raw.labels.to(self.device, non_blocking=True)
+        generator = torch.Generator(self.device).manual_seed(random_key("batch", *seed) >> 1)
+        first = random_locations(self.agent.grid, len(images), self.device, generator)
+        with autocast(self.device, self.training.precision):
+            episode = training_episode(
+                self.agent,
+                self.objective,
+                self.values,
+                images,
+                labels,
+                self.teacher(images),
+                first,
+                self.policy(place.epoch),
+                generator,
+            )
+            for step in episode:
+                self.optimiser.zero_grad(set_to_none=True)
+                step.total.backward()
+                self.optimiser.step()
+                self.meter.add(step.parts)
+
+    def policy(self, epoch: int) -> Policy:
+        """Returns who picks the locations in an epoch: nobody knows yet during a warm-up."""
+        if epoch < self.training.warmup_epochs:
+            return RandomPolicy()
+        if self.agent.actor is None:
+            return self.agent.policy()
+        return SampledPolicy(self.agent.actor, self.training.tau(epoch))
+
+    def learning_rates(self, epoch: int) -> dict[str, float]:
+        """Returns the learning rate of each part in an epoch."""
+        training = self.training
+        actor_lr = training.base_lr if training.actor_lr is None else training.actor_lr
+        bases = {"core": training.base_lr, "actor": actor_lr, "critic": training.critic_lr}
+        present = {group["part"] for group in self.optimiser.param_groups}
+        return {part: training.learning_rate(base, epoch) for part, base in bases.items() if part in present}
+
+    def set_learning_rates(self, epoch: int) -> None:
+        """Sets the optimiser's learning rates for an epoch."""
+        rates = self.learning_rates(epoch)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rates[group["part"]]
+
+    def end_epoch(self, epoch: int) -> dict[str, Any]:
+        """Returns the epoch's mean losses, and accuracies when a validation is due."""
+        training = self.training
+        metrics: dict[str, Any] = {"tau": training.tau(epoch)}
+        metrics |= {f"lr/{part}": rate for part, rate in self.learning_rates(epoch).items()}
+        means = self.meter.means()
+        metrics |= {name if name == "reward" else f"loss/{name}": mean for name, mean in means.items()}
+        if (epoch + 1) % training.validate_every == 0 or epoch + 1 == training.epochs:
+            accuracy = validate(self.agent, self.config, self.val_scenes)
+            metrics |= {f"val/accuracy@{n}": accuracy[n - 1] for n in budgets(training.num_glimpses)}
+            metrics["val/score"] = sum(accuracy) / len(accuracy)
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that changes while training."""
+        return {
+            "agent": self.agent.state_dict(),
+            "values": self.values.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "meter": dict(self.meter.sums),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to a saved state."""
+        self.agent.load_state_dict(state["agent"])
+        self.values.load_state_dict(state["values"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.meter.sums = {name: value.to(self.device) for name, value in state["meter"].items()}
+
+    def save(self, folder: Path) -> None:
+        """Saves the agent for use."""
+        save_agent(self.agent, folder)
+
+    def progress(self, metrics: dict[str, Any]) -> dict[str, str]:
+        """Returns the loss, and the accuracy at a few budgets."""
+        shown = {"loss": f"{metrics['loss/supervised']:.3f}"}
+        accuracy = {key.split("@")[1]: value for key, value in metrics.items() if "accuracy@" in key}
+        few = {1, len(accuracy) // 2, len(accuracy) - 1}
+        chosen = [count for index, count in enumerate(accuracy) if index in few]
+        return shown | {f"acc@{count}": f"{100 * accuracy[count]:.1f}" for count in chosen}
+
+
+def budgets(num_glimpses: int) -> list[int]:
+    """Returns the few numbers of glimpses that metrics name."""
+    wanted = (1, 2, 3, 5, 8, 12, 16, 21)
+    return [count for count in wanted if count < num_glimpses] + [num_glimpses]
+
+
+def validate(
+    agent: Agent,
+    config: RunConfig,
+    scenes: Scenes,
+    policy: Policy | str | None = None,
+    seed: int | None = None,
+) -> list[float]:
+    """Returns the accuracy after each glimpse of an episode, on a fixed part of the validation scenes.
+
+    Args:
+        agent: The agent to validate.
+        config: Its experiment.
+        scenes: Validation scenes, of which at most `validation_images` are used.
+        policy: Who picks the locations; by default the agent's own policy.
+        seed: Seed of the first locations; by default that of the run.
+    """
+    training, device = config.training, agent.device
+    count = min(len(scenes), training.validation_images)
+    part = Subset(scenes, np.sort(random_order(len(scenes), "validation", training.seed)[:count]))
+    view = EvaluationView(agent.config.image_size, config.data.resize_size)
+    planned = batches(np.arange(count), min(training.batch_size, 256), drop_last=False)
+    generator = torch.Generator().manual_seed(training.seed if seed is None else seed)
+    correct: Tensor = torch.zeros(training.num_glimpses, dtype=torch.long, device=device)
+    with autocast(device, training.precision):
+        for raw in BatchLoader(part, planned, view, num_workers(config.data)):
+            images = normalise(raw.images.to(device), agent.config.mean, agent.config.std)
+            trace = agent.look(images, training.num_glimpses, policy=policy, generator=generator)
+            correct += (trace.predictions == raw.labels.to(device)[:, None]).sum(dim=0)
+    return (correct / count).tolist()

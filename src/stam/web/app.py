@@ -1,0 +1,392 @@
+"""The routes of the service. Thin: sessions live in a `SessionPool`, and the page is one more sensor."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
+from fastapi import Path as PathParameter
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.staticfiles import StaticFiles
+from PIL import Image
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from stam.agent import Agent
+from stam.errors import StamError
+from stam.live import PoolFullError, Session, SessionPool, UnknownSessionError, scene_view
+from stam.web.limits import BodyLimit, Limits, SameOrigin, SecurityHeaders
+from stam.web.scenes import (
+    SampleScene,
+    TooManyPixelsError,
+    encode_png,
+    image_header,
+    read_upload,
+    sample_scenes,
+)
+from stam.web.schemas import (
+    AgentInfo,
+    GridInfo,
+    LimitsInfo,
+    MissedGlimpse,
+    NewSession,
+    Problem,
+    Rewind,
+    SceneInfo,
+    SessionInfo,
+    Step,
+)
+
+PAGE = Path(__file__).parent / "page"
+POLICIES = ("learned", "random", "plus", "spiral", "centre-out")
+RAW_PIXELS = "application/octet-stream"
+
+SessionId = Annotated[str, PathParameter(pattern="^[A-Za-z0-9_-]{1,64}$", description="from opening it")]
+WithMap = Annotated[bool, Query(alias="map", description="whether to answer with the policy map too")]
+OptionalIndex = Annotated[int | None, Query(ge=0, le=100_000)]
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_IMAGES = dict.fromkeys(("image/png", "image/jpeg", "image/webp"), _BINARY)
+
+
+def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    meanings = {
+        400: "A body that cannot even be decoded",
+        404: "There is no such thing, or it has expired",
+        409: "The session is not in a state that allows it",
+        413: "Too many bytes or pixels",
+        415: "A body of another kind than those listed",
+        422: "The request is not as it must be; the error says in what",
+        429: "As many sessions are open as may be",
+    }
+    return {code: {"model": Problem, "description": meanings[code]} for code in codes}
+
+
+def _refuse(code: int, message: str) -> HTTPException:
+    return HTTPException(code, message)
+
+
+def _content_type(request: Request) -> str:
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
+class Service:
+    """An agent, its sessions and the sample scenes: what the routes share."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        name: str = "agent",
+        limits: Limits | None = None,
+        scenes: Sequence[SampleScene] | None = None,
+        resize_size: int | str | None = "auto",
+    ) -> None:
+        self.agent, self.name, self.limits = agent, name, limits or Limits()
+        self.resize_size = resize_size
+        self.scenes = sample_scenes(agent.config) if scenes is None else list(scenes)
+        self.pool = SessionPool(
+            agent,
+            max_sessions=self.limits.max_sessions,
+            idle_seconds=self.limits.idle_seconds,
+            lifetime_seconds=self.limits.lifetime_seconds,
+        )
+
+    def describe(self) -> AgentInfo:
+        """Says what a sensor needs to know of the agent."""
+        from stam import __version__
+
+        config, grid = self.agent.config, self.agent.grid
+        return AgentInfo(
+            name=self.name,
+            version=__version__,
+            labels=list(self.agent.labels),
+            grid=GridInfo(
+                rows=grid.rows,
+                columns=grid.columns,
+                image_size=grid.image_size,
+                glimpse_size=grid.glimpse_size,
+            ),
+            channels=config.channels,
+            mean=list(config.mean),
+            std=list(config.std),
+            threshold=config.threshold,
+            temperature=config.temperature,
+            policy=config.policy,
+            policies=[policy for policy in POLICIES if policy != "learned" or self.agent.actor is not None],
+            limits=LimitsInfo(**asdict(self.limits)),
+        )
+
+    def session(self, key: str) -> SessionInfo:
+        """Says how a session stands."""
+        session = self.pool.get(key)
+        return SessionInfo(
+            id=key,
+            policy=session.policy_name or "",
+            threshold=session.threshold,
+            location=session.location,
+            num_glimpses=session.num_glimpses,
+            seen=list(session.seen),
+            missed=list(session.missed_locations),
+            expires_in=round(self.pool.expires_in(key), 1),
+            step=None if session.step is None else Step.of(session.step),
+        )
+
+    def read_glimpse(self, content_type: str, body: bytes) -> Any:
+        """Turns a request's body into a glimpse: raw pixels, or an encoded image of exactly its size."""
+        height, width = self.agent.grid.glimpse_size
+        channels = self.agent.config.channels
+        if content_type == RAW_PIXELS:
+            expected = height * width * channels
+            if len(body) != expected:
+                raise _refuse(
+                    422,
+                    f"a raw glimpse is {height}x{width} pixels of {channels} channels, {expected} bytes, "
+                    f"row by row; got {len(body)}",
+                )
+            return np.frombuffer(body, dtype=np.uint8).reshape(height, width, channels).copy()
+        size = image_header(body)
+        if size != (width, height):
+            raise _refuse(422, f"a glimpse is {height}x{width} pixels, got {size[1]}x{size[0]}: crop it")
+        return Image.fromarray(read_upload(body, height * width))
+
+    def read_scene(self, body: bytes) -> bytes:
+        """Brings an uploaded image to the agent's size."""
+        image = read_upload(body, self.limits.max_upload_pixels)
+        return encode_png(scene_view(image, self.agent.config, self.resize_size))
+
+
+def create_app(service: Service, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> FastAPI:
+    """Builds the application.
+
+    Args:
+        service: What it serves.
+        hosts: Names the service may be called by; any other is refused, lest a page of somebody else's reach
+            it through a name that points here. `*` allows all.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.pool.close()
+
+    app = FastAPI(
+        title="STAM",
+        summary="An agent that classifies a scene it never sees whole, one glimpse at a time.",
+        description="Open a session, sense a glimpse where it says, post it, and go on until `stop`.",
+        version=service.describe().version,
+        docs_url=None,  # FastAPI's pages load their scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.add_middleware(BodyLimit, max_bytes=service.limits.max_upload_bytes)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    app.add_middleware(SameOrigin)
+    app.add_middleware(SecurityHeaders)
+    _add_error_handlers(app, service)
+    _add_session_routes(app, service)
+    _add_scene_routes(app, service)
+    app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+    return app
+
+
+def _add_error_handlers(app: FastAPI, service: Service) -> None:
+    def answer(code: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+        return JSONResponse({"error": message}, code, headers)
+
+    @app.exception_handler(StarletteHTTPException)
+    async def http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        headers = dict(error.headers) if error.headers else None
+        return answer(error.status_code, str(error.detail), headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        found = [(".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors()]
+        return answer(422, "; ".join(f"{where}: {what}" for where, what in found))
+
+    @app.exception_handler(UnknownSessionError)
+    async def unknown(request: Request, error: UnknownSessionError) -> JSONResponse:
+        return answer(404, str(error))
+
+    @app.exception_handler(PoolFullError)
+    async def full(request: Request, error: PoolFullError) -> JSONResponse:
+        return answer(429, str(error), {"Retry-After": str(int(min(service.limits.idle_seconds, 60)))})
+
+    @app.exception_handler(TooManyPixelsError)
+    async def too_many_pixels(request: Request, error: TooManyPixelsError) -> JSONResponse:
+        return answer(413, str(error))
+
+    @app.exception_handler(StamError)
+    async def mistake(request: Request, error: StamError) -> JSONResponse:
+        return answer(422, str(error))
+
+
+def _add_session_routes(app: FastAPI, service: Service) -> None:
+    pool = service.pool
+
+    @app.get("/api/agent", tags=["agent"], summary="What the agent is")
+    async def describe() -> AgentInfo:
+        return service.describe()
+
+    @app.post(
+        "/api/sessions",
+        status_code=201,
+        tags=["sessions"],
+        summary="Open a session",
+        responses=_problems(400, 413, 422, 429),
+    )
+    async def open_session(settings: Annotated[NewSession | None, Body()] = None) -> SessionInfo:
+        asked = settings or NewSession.model_validate({})
+        key = pool.open(asked.first_location, asked.policy, asked.seed, asked.threshold)
+        return service.session(key)
+
+    @app.get(
+        "/api/sessions/{session_id}",
+        tags=["sessions"],
+        summary="How a session stands",
+        responses=_problems(404, 422),
+    )
+    async def read_session(session_id: SessionId) -> SessionInfo:
+        return service.session(session_id)
+
+    @app.delete(
+        "/api/sessions/{session_id}",
+        status_code=204,
+        tags=["sessions"],
+        summary="Close a session",
+        responses=_problems(404, 422),
+    )
+    async def close_session(session_id: SessionId) -> None:
+        pool.discard(session_id)
+
+    @app.post(
+        "/api/sessions/{session_id}/glimpses",
+        tags=["sessions"],
+        summary="Post a glimpse",
+        responses=_problems(404, 409, 413, 415, 422),
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "description": "The glimpse: an image of exactly the glimpse size, or its raw pixels as "
+                "bytes (height, width, channels), row by row.",
+                "content": {**_IMAGES, RAW_PIXELS: _BINARY},
+            }
+        },
+    )
+    async def post_glimpse(
+        request: Request,
+        session_id: SessionId,
+        row: OptionalIndex = None,
+        column: OptionalIndex = None,
+        with_map: WithMap = False,
+    ) -> Step:
+        """Tells the agent what was sensed; `row` and `column` say where, if not where it asked.
+
+        A location seen before is allowed: the new glimpse takes the place of the old one.
+        """
+        session = pool.get(session_id)
+        content_type = _content_type(request)
+        if content_type not in (RAW_PIXELS, *_IMAGES):
+            raise _refuse(415, f"a glimpse is {', '.join((*_IMAGES, RAW_PIXELS))}; got '{content_type}'")
+        if (row is None) != (column is None):
+            raise _refuse(422, "give both row and column, or neither")
+        location = None if row is None or column is None else (row, column)
+        if location is None and session.location is None:
+            raise _refuse(409, "every location has been seen: open a new session for the next scene")
+        glimpse = service.read_glimpse(content_type, await request.body())
+        step = await asyncio.wrap_future(pool.submit(session_id, glimpse, location))
+        return Step.of(step, await policy_map(session_id) if with_map else None)
+
+    @app.post(
+        "/api/sessions/{session_id}/missed",
+        tags=["sessions"],
+        summary="Say that a glimpse failed to arrive",
+        responses=_problems(400, 404, 409, 413, 422),
+    )
+    async def miss_glimpse(
+        session_id: SessionId, missed: Annotated[MissedGlimpse | None, Body()] = None
+    ) -> SessionInfo:
+        """The agent asks for another place, and comes back to this one when no other is left."""
+        location = missed.location if missed is not None else None
+        session = pool.get(session_id)
+        if location is None and session.location is None:
+            raise _refuse(409, "every location has been seen: none is asked for")
+        if location in session.seen:
+            raise _refuse(409, f"location {list(location)} has been seen: it cannot be missed")
+        await asyncio.wrap_future(pool.call(session_id, lambda session: session.missed(location)))
+        return service.session(session_id)
+
+    @app.post(
+        "/api/sessions/{session_id}/rewind",
+        tags=["sessions"],
+        summary="Forget the latest glimpses",
+        responses=_problems(400, 404, 409, 413, 422),
+    )
+    async def rewind(session_id: SessionId, rewind: Rewind) -> SessionInfo:
+        """Keeps the first `num_glimpses` and has the agent think again from there."""
+        seen = pool.get(session_id).num_glimpses
+        if rewind.num_glimpses > seen:
+            raise _refuse(409, f"cannot rewind to {rewind.num_glimpses} glimpses: {seen} have been seen")
+        await asyncio.wrap_future(pool.call(session_id, lambda session: session.rewind(rewind.num_glimpses)))
+        return service.session(session_id)
+
+    @app.get(
+        "/api/sessions/{session_id}/map",
+        tags=["sessions"],
+        summary="How likely each location comes next",
+        responses=_problems(404, 422),
+    )
+    async def read_map(session_id: SessionId) -> list[list[float]]:
+        """Returns rows of columns; 0 where a location was seen or missed."""
+        return await policy_map(session_id)
+
+    async def policy_map(session_id: str) -> list[list[float]]:
+        likely = await asyncio.wrap_future(pool.call(session_id, Session.policy_map))
+        return [[round(value, 6) for value in row] for row in likely.tolist()]
+
+
+def _add_scene_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/api/scenes", tags=["scenes"], summary="Sample scenes")
+    async def list_scenes() -> list[SceneInfo]:
+        return [
+            SceneInfo(id=index, name=scene.name, label=scene.label)
+            for index, scene in enumerate(service.scenes)
+        ]
+
+    png: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"image/png": _BINARY}, "description": "A scene of the agent's image size"}
+    }
+
+    @app.get(
+        "/api/scenes/{scene_id}",
+        tags=["scenes"],
+        summary="A sample scene",
+        response_class=Response,
+        responses=png | _problems(404, 422),
+    )
+    async def read_scene(scene_id: Annotated[int, PathParameter(ge=0, le=100_000)]) -> Response:
+        if scene_id >= len(service.scenes):
+            raise _refuse(404, f"no scene {scene_id}: there are {len(service.scenes)}, from 0")
+        pixels = await run_in_threadpool(service.scenes[scene_id].load)
+        return Response(encode_png(pixels), media_type="image/png")
+
+    @app.post(
+        "/api/view",
+        tags=["scenes"],
+        summary="Bring an image to the agent's size",
+        response_class=Response,
+        responses=png | _problems(413, 415, 422),
+        openapi_extra={"requestBody": {"required": True, "content": _IMAGES | {"image/*": _BINARY}}},
+    )
+    async def view(request: Request) -> Response:
+        """Resizes and crops as evaluation does. Nothing is kept."""
+        content_type = _content_type(request)
+        if not content_type.startswith("image/"):
+            raise _refuse(415, f"send an image, such as image/png; got '{content_type}'")
+        body = await request.body()
+        return Response(await run_in_threadpool(service.read_scene, body), media_type="image/png")

@@ -1,0 +1,40 @@
+// The HTTP API, as any remote sensor would use it.
+
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function request(path, options = {}) {
+  let answer;
+  try {
+    answer = await fetch(`api/${path}`, options);
+  } catch {
+    throw new ApiError(0, "The service does not answer. Is stam serve still running?");
+  }
+  if (answer.ok) return answer;
+  const problem = await answer.json().catch(() => ({ error: `The service answered ${answer.status}.` }));
+  throw new ApiError(answer.status, problem.error);
+}
+
+function json(body) {
+  return { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+}
+
+export const api = {
+  agent: async () => (await request("agent")).json(),
+  scenes: async () => (await request("scenes")).json(),
+  scene: async (id) => (await request(`scenes/${id}`)).blob(),
+  view: async (file) =>
+    (await request("view", { method: "POST", headers: { "Content-Type": file.type || "image/png" }, body: file })).blob(),
+  open: async (settings) => (await request("sessions", json(settings))).json(),
+  rewind: async (id, count) => (await request(`sessions/${id}/rewind`, json({ num_glimpses: count }))).json(),
+  close: (id) => request(`sessions/${id}`, { method: "DELETE", keepalive: true }).catch(() => {}),
+  observe: async (id, pixels, location) => {
+    const where = location ? `&row=${location[0]}&column=${location[1]}` : "";
+    const options = { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: pixels };
+    return (await request(`sessions/${id}/glimpses?map=true${where}`, options)).json();
+  },
+};

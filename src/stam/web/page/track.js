@@ -1,0 +1,80 @@
+// One way of looking at the scene: a session and everything it has said, so that one can go back without asking again.
+
+import { api, ApiError } from "./api.js";
+
+export class Track {
+  constructor(agent, scene, policy) {
+    Object.assign(this, { agent, scene, policy });
+    this.entries = []; // after each glimpse: { location, overruled, ...what the agent said }
+    this.lookOn = false; // whether to go on past the point where it is sure
+  }
+
+  async open(firstLocation, seed) {
+    const settings = { policy: this.policy, seed };
+    if (firstLocation) settings.first_location = firstLocation;
+    const session = await api.open(settings);
+    this.id = session.id;
+    this.first = session.location;
+    return this;
+  }
+
+  close() {
+    if (this.id) api.close(this.id);
+  }
+
+  // How many glimpses it needs to be surer than the threshold; none if it has not got there yet.
+  stopsAt(threshold) {
+    const index = this.entries.findIndex((entry) => entry.confidence > threshold || entry.location === null);
+    return index < 0 ? null : index + 1;
+  }
+
+  // How many glimpses are shown at a moment: it stands still once it is sure.
+  shownAt(time, threshold) {
+    const stop = this.lookOn ? null : this.stopsAt(threshold);
+    return Math.min(time, this.entries.length, stop ?? Infinity);
+  }
+
+  isDone(time, threshold) {
+    const total = this.agent.grid.rows * this.agent.grid.columns;
+    if (this.shownAt(time, threshold) >= total) return true;
+    const stop = this.stopsAt(threshold);
+    return !this.lookOn && stop !== null && stop <= time;
+  }
+
+  next(count) {
+    return count === 0 ? this.first : this.entries[count - 1].location;
+  }
+
+  // Makes sure that `count` glimpses have been seen, one more than before at most.
+  async reach(count) {
+    if (this.entries.length >= count || this.next(this.entries.length) === null) return;
+    const location = this.next(this.entries.length);
+    this.entries.push({ ...(await this.#observe(location)), sensed: location, overruled: false });
+  }
+
+  // Forgets what came after `count` glimpses and looks where the visitor says.
+  async overrule(count, location) {
+    if (this.entries.length > count) {
+      await this.#withSession(() => api.rewind(this.id, count), count);
+      this.entries.length = count;
+    }
+    this.entries.push({ ...(await this.#observe(location)), sensed: location, overruled: true });
+  }
+
+  #observe(location) {
+    return this.#withSession(() => api.observe(this.id, this.scene.sense(location), location), this.entries.length);
+  }
+
+  // A session that has expired is opened again and shown the first `count` glimpses.
+  async #withSession(action, count) {
+    try {
+      return await action();
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status !== 404) throw error;
+      const first = this.first;
+      await this.open(first);
+      for (const entry of this.entries.slice(0, count)) await api.observe(this.id, this.scene.sense(entry.sensed), entry.sensed);
+      return action();
+    }
+  }
+}

@@ -1,0 +1,154 @@
+"""Scenes that the page opens with, and reading images that strangers send."""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from stam.config import AgentConfig
+from stam.data import ClutteredDigits, decode_image
+from stam.data.folder import image_files
+from stam.errors import DataError
+from stam.live import scene_view
+from stam.shapes import UInt8
+
+MAX_SAMPLES = 48
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_DIGITS = tuple("0123456789")
+_SMALLEST_DIGIT_SCENE = 30
+
+
+class TooManyPixelsError(DataError):
+    """An image that is too large to decode for a stranger."""
+
+
+@dataclass(frozen=True)
+class SampleScene:
+    """A scene ready to be looked at; it is read when first asked for."""
+
+    name: str
+    label: str | None
+    load: Callable[[], UInt8[np.ndarray, "height width 3"]]
+
+
+def read_upload(data: bytes, max_pixels: int) -> UInt8[np.ndarray, "height width 3"]:
+    """Decodes an image that came over the network; its size is checked before its pixels are touched."""
+    width, height = image_header(data)
+    if width * height > max_pixels:
+        raise TooManyPixelsError(
+            f"the image has {width}x{height} pixels, at most {max_pixels} are allowed: make it smaller"
+        )
+    return decode_image(data, name="the image")
+
+
+def image_header(data: bytes) -> tuple[int, int]:
+    """Returns (width, height) of an encoded image without decoding it."""
+    try:
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
+            width, height = image.size
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise TooManyPixelsError("the image has far too many pixels: make it smaller") from error
+    except Exception as error:  # a broken header makes a decoder raise nearly anything
+        kinds = ", ".join(IMAGE_FORMATS)
+        raise DataError(f"the image cannot be read: it is broken, or none of {kinds}") from error
+    if width * height > (Image.MAX_IMAGE_PIXELS or 0):
+        raise TooManyPixelsError("the image has far too many pixels: make it smaller")
+    return width, height
+
+
+def encode_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
+    """Encodes pixels without loss."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def sample_scenes(
+    config: AgentConfig, folder: Path | None = None, resize_size: int | str | None = "auto"
+) -> list[SampleScene]:
+    """Returns the scenes the page offers.
+
+    Images of a folder, evenly spread over it; without one, cluttered digits for an agent that reads digits,
+    and painted landscapes for any other.
+
+    Args:
+        config: The agent's configuration.
+        folder: Images to show; one folder inside it names the class of what lies there.
+        resize_size: See `scene_view`.
+    """
+    if folder is not None:
+        return _folder_scenes(config, folder, resize_size)
+    height, width = config.grid.image_size
+    if config.labels == _DIGITS and height == width >= _SMALLEST_DIGIT_SCENE:
+        digits = ClutteredDigits("test", scene_size=height)
+        return [
+            SampleScene(f"Digits {index + 1}", digits.classes[digits.labels[index]], _digit(digits, index))
+            for index in range(24)
+        ]
+    return [SampleScene(f"Landscape {seed + 1}", None, _landscape(height, width, seed)) for seed in range(8)]
+
+
+def _digit(digits: ClutteredDigits, index: int) -> Callable[[], np.ndarray]:
+    return lambda: digits.load(index)
+
+
+def _landscape(height: int, width: int, seed: int) -> Callable[[], np.ndarray]:
+    return lambda: paint_landscape(height, width, seed)
+
+
+def _folder_scenes(config: AgentConfig, folder: Path, resize_size: int | str | None) -> list[SampleScene]:
+    if not folder.is_dir():
+        raise DataError(f"no folder of images at '{folder}': check --images")
+    names = image_files(folder)
+    if not names:
+        raise DataError(f"no images in '{folder}': give a folder that holds some")
+    chosen = [names[index * len(names) // MAX_SAMPLES] for index in range(MAX_SAMPLES)]
+
+    def loader(path: Path) -> Callable[[], np.ndarray]:
+        return lambda: scene_view(decode_image(path), config, resize_size)
+
+    scenes = []
+    for name in dict.fromkeys(chosen if len(names) > MAX_SAMPLES else names):
+        path = Path(name)
+        label = path.parent.name if path.parent.name in config.labels else None
+        scenes.append(SampleScene(name, label, loader(folder / path)))
+    return scenes
+
+
+def paint_landscape(height: int, width: int, seed: int) -> UInt8[np.ndarray, "height width 3"]:
+    """Paints hills under a sun, another view for each seed, for an agent whose own data is not at hand."""
+    random = np.random.default_rng(seed)
+    scale = 4  # painted larger and shrunk, so that edges are smooth
+    tall, wide = height * scale, width * scale
+    dusk = random.uniform()
+    zenith = (1 - dusk) * np.array([88, 148, 214]) + dusk * np.array([66, 58, 112])
+    horizon = (1 - dusk) * np.array([214, 232, 244]) + dusk * np.array([244, 172, 118])
+    fade = np.linspace(0, 1, tall)[:, None, None] ** 0.8
+    sky = np.broadcast_to((1 - fade) * zenith + fade * horizon, (tall, wide, 3)).astype(np.uint8)
+    image = Image.fromarray(np.ascontiguousarray(sky))
+    draw = ImageDraw.Draw(image)
+    x, y = random.uniform(0.15, 0.85) * wide, random.uniform(0.12, 0.4) * tall
+    radius = random.uniform(0.05, 0.09) * wide
+    draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=(255, 240, 200))
+    columns = np.arange(wide)
+    num_ridges = 4
+    for ridge in range(num_ridges):
+        depth = (ridge + 1) / num_ridges
+        crest = np.full(wide, tall * (0.45 + 0.14 * ridge))
+        for wave in range(1, 5):
+            phase, height_of_wave = random.uniform(0, 2 * np.pi), random.uniform(0.3, 1) * tall * 0.07 / wave
+            crest = crest + height_of_wave * np.sin(columns / wide * wave * (2 + ridge) * 1.7 + phase)
+        tint = (1 - depth) * horizon * 0.8 + depth * np.array([38, 84, 62])
+        outline = [(0, tall), *zip(columns.tolist(), crest.tolist(), strict=True), (wide, tall)]
+        draw.polygon(outline, fill=tuple(int(value) for value in tint))
+        if ridge >= 2:
+            for _ in range(5):
+                at = int(random.uniform(0, wide - 1))
+                foot, size = float(crest[at]), random.uniform(0.05, 0.1) * tall * depth
+                leaf = tuple(int(value * 0.7) for value in tint)
+                tree = [(at - size / 3, foot + 2), (at, foot - size), (at + size / 3, foot + 2)]
+                draw.polygon(tree, fill=leaf)
+    return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS))

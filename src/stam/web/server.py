@@ -1,0 +1,49 @@
+"""Running the service with uvicorn."""
+
+import socket
+from collections.abc import Callable
+
+from stam.config import require
+from stam.errors import StamError, require_package
+from stam.web.app import Service, create_app
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    service: Service,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serves until interrupted.
+
+    Args:
+        service: What to serve.
+        host: Address to listen on. Any but this machine's own lets others in, and there is no password.
+        port: Port to listen on; 0 takes a free one.
+        on_ready: Called with the address once it is open.
+    """
+    uvicorn = require_package("uvicorn", extra="web")
+    listener = listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{listener.getsockname()[1]}"
+    app = create_app(service, hosts=("127.0.0.1", "localhost", "[::1]") if host in LOOPBACK else ("*",))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    if on_ready is not None:
+        on_ready(url)
+    with listener:
+        server.run(sockets=[listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Opens the socket to serve on, or says why it cannot be had."""
+    require(0 <= port <= 65535, f"cannot listen on port {port}: give --port 0 to 65535 (0 takes a free one)")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StamError(
+            f"cannot listen on {host} port {port}: {reason}; give another with --port (0 takes a free one)"
+        ) from error
