@@ -2,8 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: test lint types unit clean
+.PHONY: demo test lint types unit clean
+
+demo: $(VENV)/.installed
+	$(BIN)/stam demo --out demo
 
 test: lint types unit
 
@@ -14,14 +18,23 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-unit: $(VENV)/.dev
+unit: $(VENV)/.dev browser
 	$(BIN)/python -m pytest
 
-$(VENV)/.dev: pyproject.toml
+$(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev,figures]'
+	$(PIP) --editable '.[figures,web]'
 	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) --editable '.[dev,figures,web,export,gym,logging]'
+	touch $@
+
+# The page is tested in Debian's own Chromium; where it cannot be installed those tests are skipped and say so.
+.PHONY: browser
+browser:
+	@command -v chromium >/dev/null || (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null) || true
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

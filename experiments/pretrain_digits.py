@@ -1,6 +1,6 @@
 """Pretrains the core and the teacher that ship with the package, on cluttered digits.
 
-    python experiments/pretrain_digits.py --out src/stam/assets --seconds 150
+    python experiments/pretrain_digits.py --out src/stam/assets --seconds 75
 
 The teacher learns whole scenes. The core starts from it and learns random subsets of glimpses, any number of
 them, from the labels and from the teacher: it knows what glimpses mean, and nothing about where to look.
@@ -89,7 +89,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
-        "--seconds", type=float, default=150, help="for the core; the teacher gets half of it"
+        "--seconds", type=float, default=75, help="for the teacher, and as long for the core"
     )
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--depth", type=int, default=4)
@@ -137,7 +137,7 @@ def main() -> None:
     if arguments.teacher is not None:
         model.load_state_dict(read_state_dict(arguments.teacher / "model.safetensors"))
     else:
-        optimise(model, arguments.seconds / 2, 2e-3, teacher_loss)
+        optimise(model, arguments.seconds, 2e-3, teacher_loss)
     accuracy = whole_scene_accuracy(model, test_grey, test_labels)
     print(f"teacher: {100 * accuracy:.2f}% of {len(test_labels)} test scenes", flush=True)
     record: dict[str, Any] = {"labels": [str(digit) for digit in range(10)], "image_size": 56, "vit": vit}

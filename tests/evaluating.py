@@ -1,5 +1,6 @@
 """Small scenes, agents, teachers and runs for the tests of evaluation."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from conftest import randomise, tiny_config
 from PIL import Image
 
 import stam
-from stam.evaluation import EvaluationPlan
+from stam.evaluation import Evaluation, EvaluationPlan, Example, collect_examples, evaluate, reader_for
 from stam.teacher import Teacher
 from stam.vit import VisionTransformer
 from stam.weights import save_agent, save_teacher
@@ -51,6 +52,22 @@ def make_teacher() -> Teacher:
 
 def fast_plan(**settings) -> EvaluationPlan:
     return EvaluationPlan(**(FAST | dict(num_seeds=2) | settings))
+
+
+@functools.cache
+def full_evaluation() -> Evaluation:
+    """Everything that can be measured of an agent, once for all tests that only read it."""
+    plan = EvaluationPlan(num_seeds=2, most_timed=4, batch_size=8)
+    settings = {"seed": 3, "config": {"training": {"num_glimpses": 6, "list": [1]}}}
+    return evaluate(make_agent(), NoiseScenes(12), plan, make_teacher(), name="my <run>", settings=settings)
+
+
+@functools.cache
+def some_examples() -> list[Example]:
+    """Five scenes of five classes, of which one would break a page that does not escape it."""
+    agent = make_agent(labels=("<b>ash</b>", *CLASSES[1:]))
+    reader = reader_for(agent, NoiseScenes(10, agent.labels), fast_plan())
+    return collect_examples(agent, reader, 5, 12, "learned")
 
 
 def make_data(folder: Path, num_images: int = 4, classes: tuple[str, ...] = CLASSES) -> Path:

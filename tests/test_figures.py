@@ -3,11 +3,11 @@
 import io
 
 import pytest
-from evaluating import NoiseScenes, fast_plan, make_agent, make_teacher
+from evaluating import NoiseScenes, fast_plan, full_evaluation, make_agent, some_examples
 from PIL import Image
 from test_evaluation_comparison import made_up
 
-from stam.evaluation import EvaluationPlan, collect_examples, compare, evaluate, reader_for
+from stam.evaluation import collect_examples, compare, reader_for
 from stam.figures import (
     DARK,
     LIGHT,
@@ -25,16 +25,14 @@ from stam.grid import Grid
 METRICS = [{"epoch": n, "loss/actor": 1.0 / (n + 1), "val/accuracy@3": 0.1 * n} for n in range(4)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def evaluation():
-    plan = EvaluationPlan(num_seeds=2, most_timed=4, batch_size=8)
-    return evaluate(make_agent(), NoiseScenes(12), plan, make_teacher())
+    return full_evaluation()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def examples():
-    agent = make_agent()
-    return collect_examples(agent, reader_for(agent, NoiseScenes(10), fast_plan()), 2, 12, "learned")
+    return some_examples()
 
 
 def labelled(figure) -> bool:
@@ -82,7 +80,7 @@ def test_the_legend_never_lies_on_the_curves(evaluation):
 
 
 def test_pictures_of_scenes(evaluation, examples):
-    drawn = example_figures(examples)
+    drawn = example_figures(examples[:2])
     assert list(drawn) == ["trajectory-1", "policy-1", "trajectory-2", "policy-2"]
     strip = drawn["trajectory-1"]
     captions = [axes.get_xlabel() for axes in strip.axes if axes.get_visible()]

@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from evaluating import NoiseScenes, fast_plan, make_agent, make_teacher
+from evaluating import full_evaluation, some_examples
 from test_evaluation_comparison import made_up
 
-from stam.evaluation import Evaluation, EvaluationPlan, collect_examples, compare, evaluate, reader_for
+from stam.evaluation import Evaluation, compare
 from stam.report import comparison_report, run_report
 
 VOID = {"meta", "img", "source", "br", "image", "path", "rect", "use"}
@@ -44,19 +44,14 @@ class Page(HTMLParser):
         return sum(name == tag and attributes.items() <= found.items() for name, found in self.tags)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def evaluation() -> Evaluation:
-    plan = EvaluationPlan(num_seeds=2, most_timed=4, batch_size=8)
-    settings = {"config": {"training": {"num_glimpses": 6}}}
-    return evaluate(make_agent(), NoiseScenes(12), plan, make_teacher(), name="my <run>", settings=settings)
+    return full_evaluation()
 
 
 @pytest.fixture(scope="module")
-def text(evaluation) -> str:
-    agent = make_agent(labels=("<b>ash</b>", "birch", "cedar", "elm", "fir"))
-    scenes = NoiseScenes(10, agent.labels)
-    examples = collect_examples(agent, reader_for(agent, scenes, fast_plan()), 5, 12, "learned")
-    return run_report(evaluation, examples, METRICS)
+def text() -> str:
+    return run_report(full_evaluation(), some_examples(), METRICS)
 
 
 def test_the_page_needs_nothing_from_anywhere(text):

@@ -18,7 +18,6 @@ COMMANDS = {  # name: what it does, and an example
     "serve": ("watch an agent look, in a browser", "stam serve runs/digits"),
     "export": ("one step of an agent as ONNX", "stam export runs/digits --out agent.onnx"),
     "prepare": ("turn a dataset's own layout into class folders", "stam prepare fmow SOURCE --out FOLDER"),
-    "bench": ("measure speed on this machine", "stam bench"),
 }
 
 

@@ -70,8 +70,8 @@ def measure_latency(
     num_glimpses: int,
     policy: Policy,
     *,
-    seconds: float = 5.0,
-    most_repeats: int = 20,
+    seconds: float = 3.0,
+    most_repeats: int = 10,
 ) -> Latency:
     """Times each step of an episode on random pixels: sensing, encoding, classifying, deciding.
 
@@ -120,7 +120,7 @@ def measure_cost(
     num_glimpses: int,
     policy: Policy | str | None = None,
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
-    seconds: float = 5.0,
+    seconds: float = 3.0,
 ) -> Cost:
     """Counts the multiply-adds and measures the latency of an agent, for each batch size."""
     chosen = agent.policy(policy)

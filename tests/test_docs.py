@@ -1,0 +1,118 @@
+"""Every documented command is run, at toy size, in the order it is documented."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from images import make_image_folder
+from PIL import Image
+from safetensors.torch import save_file
+
+from stam import cli
+from stam.data import digits
+from stam.vit import VisionTransformer
+
+ROOT = Path(__file__).parent.parent
+TOY_AGENT = "--image-size 32 --glimpse-size 16 --width 64 --depth 1 --num-heads 1".split()
+TOY_OPTIONS = {  # appended to a documented command, to make it small; nothing is taken away from it
+    "train tiny": [
+        *TOY_AGENT,
+        *"--actor-width 8 --critic-width 8 --num-glimpses 2 --epochs 1 --batch-size 4".split(),
+        *"--num-workers 0 --teacher-training.epochs 1 --teacher-training.batch-size 4".split(),
+        *"--teacher-training.warmup-epochs 0".split(),
+    ],
+    "train digits": "--epochs 1 --tau-epochs 1 --num-glimpses 2 --batch-size 8 --validation-images 8".split(),
+    "teacher tiny": [
+        *(word.replace("--", "--agent.") for word in TOY_AGENT),
+        *"--epochs 1 --batch-size 4 --warmup-epochs 0 --num-workers 0".split(),
+    ],
+    "evaluate": "--seeds 2".split(),
+}
+
+
+def blocks(file: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / file).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def documented_commands(file: str) -> list[str]:
+    lines = "".join(blocks(file, "sh")).splitlines()
+    return [line.split("  #")[0].strip() for line in lines if line.startswith("stam ")]
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with everything the documents name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(digits, "_LENGTHS", {"train": 128, "test": 16})
+    make_image_folder(tmp_path / "path/to/images")
+    vit = VisionTransformer(
+        num_classes=1000,
+        patch_size=(16, 16),
+        image_patches=(14, 14),
+        width=64,
+        depth=1,
+        num_heads=1,
+        distilled=False,
+    )
+    save_file({name: value.clone() for name, value in vit.state_dict().items()}, "deit_tiny.safetensors")
+    for name in ("airport", "zoo"):
+        folder = tmp_path / "path/to/fmow/train" / name / f"{name}_0"
+        folder.mkdir(parents=True)
+        Image.new("RGB", (60, 50), (90, 120, 60)).save(folder / f"{name}_0_0_rgb.jpg")
+        boxes = {"bounding_boxes": [{"box": [5, 5, 30, 20], "category": name}]}
+        (folder / f"{name}_0_0_rgb.json").write_text(json.dumps(boxes))
+    return tmp_path
+
+
+def toy_options(words: list[str]) -> list[str]:
+    for prefix, options in TOY_OPTIONS.items():
+        if " ".join(words).startswith(prefix):
+            return options
+    return []
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/training.md"])
+def test_documented_commands_work(file, workplace, monkeypatch):
+    import uvicorn
+
+    served = []
+    monkeypatch.setattr(uvicorn, "run", lambda *args, **kwargs: served.append(args))
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *args, **kwargs: served.append(args))
+    commands = documented_commands(file)
+    assert len(commands) >= 4
+    for command in commands:
+        words = shlex.split(command)[1:]
+        if "--resume" in words:
+            (workplace / words[words.index("--out") + 1] / "state.pt").unlink(missing_ok=True)
+        cli.main([*words, *toy_options(words)])
+    assert not any("serve" in command for command in commands) or served
+
+
+def test_the_readmes_python_runs(capsys):
+    torch.manual_seed(0)
+    for block in blocks("README.md", "python"):
+        exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_stam_demo(workplace, capsys):
+    cli.main(["demo", "--epochs", "1", "--num-scenes", "4", "--out", "demo"])
+    shown = capsys.readouterr()
+    assert "spiral" in shown.out and "looking.png" in shown.out
+    assert "next: stam serve demo" in shown.err
+    table = [line.split() for line in shown.out.splitlines() if re.match(r"^ +\d+ ", line)]
+    assert [int(row[0]) for row in table] == list(range(1, 15)) and all(len(row) == 5 for row in table)
+    picture = np.asarray(Image.open("demo/looking.png"))
+    assert picture.std() > 10
+
+
+def test_every_command_has_help_and_a_module(capsys):
+    for name in cli.COMMANDS:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([name, "--help"])
+        assert stopped.value.code == 0, name
+        assert "usage: stam" in capsys.readouterr().out
