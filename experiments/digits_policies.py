@@ -32,12 +32,12 @@ def run_one(task: dict[str, Any]) -> dict[str, Any]:
     training = dataclasses.replace(
         base.training, **task["settings"], seed=task["seed"], validation_images=2000
     )
-    agent_config = dataclasses.replace(base.agent, **task["agent"])
+    splits = open_scenes("digits")
+    classes = splits.train.classes
+    agent_config = dataclasses.replace(base.agent, labels=classes, **task["agent"])
     data = dataclasses.replace(base.data, num_workers=1)  # many runs share the cores
     config = dataclasses.replace(base, training=training, agent=agent_config, data=data)
     torch.manual_seed(task["seed"])
-    splits = open_scenes("digits")
-    classes = splits.train.classes
     agent = start_agent(config.init, config.agent)
     assert config.teacher is not None
     teacher = open_teacher(config.teacher, classes, config.agent)

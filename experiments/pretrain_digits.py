@@ -88,9 +88,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--seconds", type=float, default=75, help="for the teacher, and as long for the core"
-    )
+    parser.add_argument("--seconds", type=float, default=75, help="for the teacher, and as long for the core")
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--num-heads", type=int, default=3)

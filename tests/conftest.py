@@ -9,6 +9,8 @@ import torch  # noqa: E402
 
 import stam  # noqa: E402
 
+torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:

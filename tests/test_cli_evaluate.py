@@ -1,6 +1,7 @@
 """The commands: `stam evaluate`, `stam figures`, `stam compare`."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_fitted_threshold_is_stored_with_the_weights(home, capsys, tmp_path):
     assert found.early_exit.fit.goal == "budget"
     assert after.threshold == found.early_exit.fit.threshold != 0.9
     assert after.config.temperature == found.calibration.temperature != 1.0
-    assert after.session()._threshold == after.threshold if hasattr(after.session(), "_threshold") else True
+    assert after.session().threshold == after.threshold
 
 
 def test_a_weights_folder_needs_data(home, capsys, tmp_path):
@@ -88,7 +89,15 @@ def test_a_weights_folder_needs_data(home, capsys, tmp_path):
     assert load_evaluation(tmp_path / "weights" / "evaluation.json").whole_image is None
 
 
-def test_figures_draws_everything(home, capsys):
+@pytest.fixture
+def sketched(monkeypatch):
+    """Pictures are drawn in other tests; here they are only asked for."""
+    for place in ("stam.figures.to_bytes", "stam.report.page.to_bytes"):
+        monkeypatch.setattr(place, lambda figure, *arguments, **settings: b"<svg/>")
+    monkeypatch.setattr("stam.figures.scenes.animation", lambda example: b"GIF89a")
+
+
+def test_figures_draws_everything(home, capsys, sketched):
     out, err = stam_says(capsys, "figures", home / "a", "--kinds", "png", "--json")
     printed = json.loads(out)
     assert (home / "a" / "report.html").read_text().startswith("<!doctype html>")
@@ -98,7 +107,17 @@ def test_figures_draws_everything(home, capsys):
     assert "next: stam compare" in err
 
 
-def test_compare_evaluates_what_was_not(home, capsys, monkeypatch):
+def test_an_old_evaluation_is_pointed_out(home, capsys):
+    weights = home / "a" / "best" / "model.safetensors"
+    before = weights.stat().st_mtime
+    os.utime(weights, (before + 1e6, before + 1e6))
+    _, err = stam_says(capsys, "compare", home / "a")
+    os.utime(weights, (before, before))
+    assert "was trained on since it was evaluated" in err
+    assert "was trained on" not in stam_says(capsys, "compare", home / "a")[1]
+
+
+def test_compare_evaluates_what_was_not(home, capsys, monkeypatch, sketched):
     from stam.cli import figures
 
     def quick(given, device, measure=figures.measure):

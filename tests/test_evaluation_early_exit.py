@@ -14,6 +14,7 @@ from stam.errors import ConfigError, StamError
 from stam.evaluation import evaluate, fit_threshold, look_until_sure, sweep
 from stam.evaluation.early_exit import ExitCurve, TimedBatch, exit_counts, time_early_exit
 from stam.evaluation.scenes import first_locations, random_orders
+from stam.sensor import ImageSensor
 
 
 @pytest.fixture
@@ -73,6 +74,16 @@ def test_temperature_makes_it_stop_later(scenes):
         for temperature in (1.0, 5.0)
     )
     assert flat.sum() > sharp.sum()
+
+
+def test_a_live_session_stops_where_evaluation_does(scenes):
+    agent = make_agent().configure(threshold=0.45, temperature=0.8)
+    first = first_locations(agent.grid, np.arange(16), 0)
+    found = look_until_sure(agent, scenes, 0.45, first, agent.policy(), temperature=0.8)
+    for row in range(4):
+        step = agent.session(int(first[row])).run(ImageSensor(scenes[row], agent.grid))
+        assert step.num_glimpses == found.num_glimpses[row]
+        assert step.label == agent.labels[int(found.predictions[row])]
 
 
 CONFIDENCES = arrays(np.float32, (7, 5), elements=st.sampled_from([0.1, 0.3, 0.5, 0.7, 0.9]))

@@ -68,7 +68,7 @@ def imagenet(size: str = "small", glimpse_size: int = 32) -> RunConfig:
 
 
 def fmow(size: str = "small", glimpse_size: int = 32) -> RunConfig:
-    """The fMoW dataset with the paper's settings: 62 classes, vertical flips, a teacher fine-tuned for 100 epochs."""
+    """The paper's settings for fMoW: 62 classes, vertical flips, a teacher fine-tuned for 100 epochs."""
     num_glimpses = _GLIMPSES[glimpse_size][1]
     base = imagenet(size, glimpse_size)
     return dataclasses.replace(

@@ -149,11 +149,11 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
     if distributed.rank() == 0:
         reader = reader_for(agent, opened.scenes, plan, progress=False)
         shown = collect_examples(agent, reader, given.examples, evaluation.num_glimpses, evaluation.policy)
-        save_examples(shown, examples_path(path))
-        save_evaluation(evaluation, path)
         if given.store:
             opened.store(evaluation.early_exit.fit.threshold, evaluation.calibration.temperature)
             print(f"stored threshold and temperature in {opened.agent_path}", file=sys.stderr)
+        save_examples(shown, examples_path(path))
+        save_evaluation(evaluation, path)
     return evaluation, path
 
 

@@ -16,6 +16,7 @@ from stam.errors import StamError, require_package
 from stam.evaluation import load_evaluation, load_examples
 from stam.evaluation.opening import EVALUATION_FILE, REPORT_FILE, find_agent
 from stam.evaluation.results import write_atomically
+from stam.weights import MODEL_FILE
 
 KINDS = ("png", "svg", "pdf")
 
@@ -75,8 +76,13 @@ def evaluated(run_path: Path, given: Path | None = None) -> Path:
     if run_path.is_file():
         return run_path
     path = run_path / EVALUATION_FILE
+    agent = find_agent(run_path)
+    if path.is_file() and (agent / MODEL_FILE).stat().st_mtime > path.stat().st_mtime:
+        print(
+            f"{run_path} was trained on since it was evaluated: stam evaluate {run_path} measures it anew",
+            file=sys.stderr,
+        )
     if not path.is_file():
-        find_agent(run_path)
         print(f"{run_path} was not evaluated yet: doing that first", file=sys.stderr)
         with processes("auto") as device:
             measure(EvaluateArguments(run_path), device)

@@ -36,7 +36,7 @@ def parse(
         more_help: What `--help` says beside the options.
     """
     purpose, example = COMMANDS[command]
-    return tyro.cli(
+    parsed = tyro.cli(
         cls,
         prog=f"stam {command}",
         description=f"{purpose[0].upper()}{purpose[1:]}.\n\nFor example: {example}\n\n{more_help}".strip(),
@@ -44,6 +44,8 @@ def parse(
         default=default,
         use_underscores=False,
     )
+    assert parsed is not None
+    return parsed
 
 
 def require_out(out: Path | None, example: str) -> Path:

@@ -32,18 +32,21 @@ def curves(
 
 def _mark_published(axes: Axes, comparison: Comparison, theme: Theme) -> None:
     """Marks the published methods of the table by their pixels and accuracy."""
-    for row in comparison.table:
-        if row.note != AS_PUBLISHED:
-            continue
-        place = (row.pixels, 100 * row.accuracy)
-        axes.plot(*place, "D", color=theme.muted, markersize=4)
-        halo = [withStroke(linewidth=2.5, foreground=theme.page)]
+    rows = [row for row in comparison.table if row.note == AS_PUBLISHED]
+    halo = [withStroke(linewidth=2.5, foreground=theme.page)]
+    for row in rows:
+        near = [other for other in rows if abs(other.pixels - row.pixels) < 0.15 * row.pixels]
+        above = row.accuracy == max(
+            other.accuracy for other in near
+        )  # the best of neighbours has its name on top
+        axes.plot(row.pixels, 100 * row.accuracy, "D", color=theme.muted, markersize=4)
         axes.annotate(
             row.method,
-            place,
-            xytext=(4, -2),
+            (row.pixels, 100 * row.accuracy),
+            xytext=(0, 4 if above else -4),
             textcoords="offset points",
-            va="top",
+            ha="center",
+            va="bottom" if above else "top",
             fontsize=SMALL,
             color=theme.ink,
             path_effects=halo,
@@ -60,7 +63,8 @@ def differences(comparison: Comparison, theme: Theme = LIGHT, spread: float = 1.
     axes.axhline(0, color=theme.muted, linewidth=1)
     baselines = {each.baseline for each in comparison.differences}
     scale = comparison.evaluations[0].grid.num_locations if count else 100
-    for position, each in enumerate(comparison.differences):
+    for each in comparison.differences:
+        position = comparison.names.index(each.name)  # a run keeps its colour in all pictures
         at = scale * np.array(each.share)
         mean, std = 100 * np.array(each.mean), 100 * np.array(each.std)
         colour, line = theme.colours[position % len(theme.colours)], LINES[position % len(LINES)]

@@ -4,7 +4,18 @@ from html import escape
 
 from stam.evaluation.comparison import TABLE_HEAD, Comparison, cells
 from stam.figures import DARK, LIGHT, comparison_figures
-from stam.report.page import Charts, Section, cards, count_of, download, number, page, percent, table
+from stam.report.page import (
+    Charts,
+    Section,
+    cards,
+    count_of,
+    download,
+    number,
+    page,
+    percent,
+    table,
+    wide_table,
+)
 
 
 def comparison_report(comparison: Comparison, title: str = "Comparison") -> str:
@@ -13,9 +24,9 @@ def comparison_report(comparison: Comparison, title: str = "Comparison") -> str:
     first = comparison.evaluations[0].data
     runs, seen = count_of(len(comparison.names), "run"), count_of(first.num_scenes, "scene")
     lead = f"{runs} on {seen} of {first.source}."
-    found = table(TABLE_HEAD, map(cells, comparison.table), text_columns=(0, 1))
+    found = wide_table(TABLE_HEAD, map(cells, comparison.table), text_columns=(0, 1))
     sections = [
-        Section("table", "Pixels and accuracy", f'<div class="scroll wide">{found}</div>'),
+        Section("table", "Pixels and accuracy", found),
         Section("curves", "Curves", _curves(comparison, Charts(light, dark))),
         Section("runs", "Runs", _runs(comparison)),
     ]
@@ -117,4 +128,4 @@ def _runs(comparison: Comparison) -> str:
         "calibration error",
         "multiply-adds, all steps",
     ]
-    return f'<div class="scroll wide">{table(head, rows, text_columns=(0, 1, 2))}</div>'
+    return wide_table(head, rows, text_columns=(0, 1, 2))

@@ -112,6 +112,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], text_columns: Sequ
     return f"<table><thead><tr>{line('th', head)}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def wide_table(head: Sequence[str], rows: Iterable[Sequence[Any]], text_columns: Sequence[int] = ()) -> str:
+    """Returns a table of a few words a cell; on a narrow screen each row becomes a list of its own."""
+    kinds = [' class="text"' if column in text_columns else "" for column in range(len(head))]
+
+    def cell(column: int, value: Any) -> str:
+        return (
+            f'<td{kinds[column]} data-label="{escape(head[column])}"><span>{escape(str(value))}</span></td>'
+        )
+
+    names = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, head, strict=True))
+    body = "".join(f"<tr>{''.join(cell(*pair) for pair in enumerate(row))}</tr>" for row in rows)
+    return f'<table class="wide"><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>'
+
+
 def tile(value: str, meaning: str) -> str:
     """Returns one large number with what it means."""
     return f'<div class="tile"><b>{escape(value)}</b><span>{escape(meaning)}</span></div>'
