@@ -287,3 +287,10 @@ def test_prepare_names_the_dataset(tmp_path, capsys):
     assert "'fmw' is unknown: did you mean 'fmow'" in fails(
         capsys, "prepare", "fmw", tmp_path, "--out", tmp_path / "o"
     )
+
+
+def test_metrics_go_to_tensorboard_when_asked(images, tmp_path):
+    pytest.importorskip("tensorboard", reason="the extra `logging` is not installed")
+    run("train", "tiny", images, "--out", tmp_path / "run", *TINY, "--policy", "random", "--tensorboard")
+    (events,) = (tmp_path / "run/tensorboard").glob("events.*")
+    assert b"val/score" in events.read_bytes()

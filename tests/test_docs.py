@@ -1,5 +1,6 @@
 """Every documented command is run, at toy size, in the order it is documented."""
 
+import importlib.util
 import json
 import re
 import shlex
@@ -116,3 +117,10 @@ def test_every_command_has_help_and_a_module(capsys):
             cli.main([name, "--help"])
         assert stopped.value.code == 0, name
         assert "usage: stam" in capsys.readouterr().out
+
+
+def test_the_settings_page_is_current():
+    spec = importlib.util.spec_from_file_location("make_settings", ROOT / "docs/make_settings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.page() == (ROOT / "docs/settings.md").read_text(), "run python docs/make_settings.py"

@@ -183,6 +183,12 @@ def test_an_agent_in_training_stays_in_training():
     assert agent.training
 
 
+def test_the_precision_that_was_used_is_recorded():
+    assert evaluate(make_agent(), NoiseScenes(4), fast_plan(precision="auto")).precision == "float32"
+    found = evaluate(make_agent(), NoiseScenes(4), fast_plan(precision="bfloat16", num_glimpses=2))
+    assert found.precision == "bfloat16"
+
+
 def test_a_single_scene_can_be_evaluated():
     found = evaluate(make_agent(), NoiseScenes(1), fast_plan(num_glimpses=1))
     assert found.num_glimpses == 1 and found.early_exit.fit.reported.mean_glimpses == 1

@@ -1,12 +1,14 @@
 """Every picture draws, says what its axes are, and fits a light and a dark page."""
 
 import io
+from pathlib import Path
 
 import pytest
 from evaluating import NoiseScenes, fast_plan, full_evaluation, make_agent, some_examples
 from PIL import Image
 from test_evaluation_comparison import made_up
 
+import stam
 from stam.evaluation import collect_examples, compare, reader_for
 from stam.figures import (
     DARK,
@@ -122,6 +124,11 @@ def test_saving_gives_the_same_bytes_again(evaluation, tmp_path):
     assert paths[0].read_bytes()[:4] == b"\x89PNG" and b"<svg" in paths[1].read_bytes()
     for kind in ("png", "svg"):
         assert to_bytes(curves.exits(evaluation), kind) == to_bytes(curves.exits(evaluation), kind)
+
+
+def test_evaluation_needs_no_matplotlib():
+    folder = Path(stam.evaluation.__file__).parent
+    assert not any("matplotlib" in path.read_text() for path in folder.glob("*.py"))
 
 
 def test_a_missing_matplotlib_names_the_extra(monkeypatch):

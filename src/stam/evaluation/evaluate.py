@@ -133,9 +133,12 @@ def evaluate(
         progress: Whether to show progress bars, on a terminal.
     """
     plan = plan or EvaluationPlan()
-    device = agent.device if isinstance(agent, Agent) else torch.device("cpu")
-    with _evaluating(agent), autocast(device, plan.precision):
+    with _evaluating(agent), autocast(_device_of(agent), plan.precision):
         return _Measurement(agent, scenes, plan, teacher, progress).run(source, name, settings or {})
+
+
+def _device_of(agent: LooksAtScenes) -> torch.device:
+    return agent.device if isinstance(agent, Agent) else torch.device("cpu")
 
 
 @contextmanager
@@ -179,6 +182,7 @@ class _Measurement:
         self.policy = plan.policy or own
         if isinstance(agent, Agent):
             agent.policy(self.policy)  # raises for a learned policy without an actor
+        self.device = _device_of(agent)
         self.reader = reader_for(agent, scenes, plan, progress)
         self.fit_half, self.report_half = halves(len(scenes), plan.split_seed)
 
@@ -205,7 +209,7 @@ class _Measurement:
             version=VERSION,
             name=name,
             policy=self.policy,
-            precision=self.plan.precision,
+            precision="bfloat16" if torch.is_autocast_enabled(self.device.type) else "float32",
             seeds=tuple(range(self.plan.num_seeds)),
             num_glimpses=self.num_glimpses,
             data=Data(source, len(self.scenes), tuple(self.agent.labels)),
