@@ -276,7 +276,7 @@ def test_bare_and_wrong_commands_show_examples(capsys):
 
 def test_help_lists_the_recipes(capsys):
     with pytest.raises(SystemExit) as stopped:
-        run("train", "--help")
+        run("train", "tiny", "--help")
     assert stopped.value.code == 0
     shown = capsys.readouterr().out
     assert "imagenet-small-glimpse48" in shown and "--actor-width" in shown

@@ -48,6 +48,11 @@ def parse(
     return parsed
 
 
+def wants_help(options: list[str]) -> bool:
+    """Tells whether help is asked for, so that nothing else need be right."""
+    return "-h" in options or "--help" in options
+
+
 def require_out(out: Path | None, example: str) -> Path:
     """Returns the folder to write to, or says how to name one."""
     if out is None:

@@ -11,7 +11,7 @@ import tyro
 
 from stam.cli.data import open_data
 from stam.cli.logging import tensorboard_logger
-from stam.cli.parsing import next_command, parse, require_out, split_positionals
+from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
 from stam.cli.train import RECIPES_AND_DATA, choose_recipe, with_classes
 from stam.config import AgentConfig
 from stam.finetuning import build_student, finetune
@@ -52,7 +52,7 @@ class Arguments:
 def run(arguments: list[str]) -> None:
     """Fine-tunes a teacher, or goes on with one."""
     positionals, options = split_positionals(arguments, most=2)
-    recipe, path = choose_recipe(positionals)
+    recipe, path = choose_recipe(positionals, wants_help(options))
     base = get_recipe(recipe)
     data = base.data if path is None else dataclasses.replace(base.data, path=path)
     parsed = parse(

@@ -12,7 +12,7 @@ import tyro
 from stam.agent import Agent
 from stam.cli.data import open_data
 from stam.cli.logging import tensorboard_logger
-from stam.cli.parsing import next_command, parse, require_out, split_positionals
+from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
 from stam.config import AgentConfig, require
 from stam.data import Scenes
 from stam.errors import ConfigError
@@ -73,7 +73,7 @@ def run(arguments: list[str], quietly: bool = False) -> None:
     positionals, options = split_positionals(arguments, most=2)
     refuse(options, ("--num-classes", "--labels"), "the classes come from the data")
     refuse(options, ("--path",), "name the data after the recipe")
-    recipe, path = choose_recipe(positionals)
+    recipe, path = choose_recipe(positionals, wants_help(options))
     base = get_recipe(recipe)
     if path is not None:
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, path=path))
@@ -197,15 +197,20 @@ def own_teacher(folder: RunFolder, config: RunConfig, train_scenes: Scenes, val_
     )
 
 
-def choose_recipe(positionals: list[str]) -> tuple[str, str | None]:
-    """Returns the recipe and the data that the words before the options name."""
+def choose_recipe(positionals: list[str], without_data: bool = False) -> tuple[str, str | None]:
+    """Returns the recipe and the data that the words before the options name.
+
+    Args:
+        positionals: Those words.
+        without_data: Whether data may be missing, as when only help is asked for.
+    """
     if not positionals:
         return DEFAULT_RECIPE, None
     first, *rest = positionals
     if first not in RECIPES and not rest and Path(first).exists():
         return DEFAULT_FOR_IMAGES, first
     get_recipe(first)
-    needs_data = not first.startswith("digits")
+    needs_data = not first.startswith("digits") and not without_data
     require(
         bool(rest) or not needs_data,
         f"the recipe '{first}' needs data: stam train {first} path/to/images --out RUN",
