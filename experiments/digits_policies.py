@@ -77,7 +77,7 @@ def main() -> None:
             "device": arguments.device,
         }
         settings |= {"validate_every": 10_000, "tau_epochs": max(1, arguments.epochs // 2)}
-        settings |= {"base_lr": 3e-4, "actor_lr": 2e-3, "critic_lr": 1e-3}
+        settings |= {"num_glimpses": 14, "base_lr": 3e-4, "actor_lr": 2e-3, "critic_lr": 1e-3}
         settings |= changes.get("training", {})
         for policy in arguments.policies:
             for seed in range(arguments.seeds):

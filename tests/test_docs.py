@@ -48,7 +48,7 @@ def documented_commands(file: str) -> list[str]:
 def workplace(tmp_path, monkeypatch):
     """A folder with everything the documents name."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(digits, "_LENGTHS", {"train": 128, "test": 64})
+    monkeypatch.setattr(digits, "_LENGTHS", {"train": 256, "test": 64})
     make_image_folder(tmp_path / "path/to/images")
     vit = VisionTransformer(
         num_classes=1000,

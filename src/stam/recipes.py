@@ -39,12 +39,12 @@ def digits() -> RunConfig:
             "digits", resize_size=None, decode_size=None, check=False, augment=AugmentConfig.off()
         ),
         training=TrainingConfig(
-            num_glimpses=14,
-            epochs=3,
-            batch_size=128,
-            base_lr=6e-4,
-            actor_lr=4e-3,
-            critic_lr=2e-3,
+            num_glimpses=10,
+            epochs=4,
+            batch_size=256,
+            base_lr=3e-4,
+            actor_lr=2e-3,
+            critic_lr=1e-3,
             min_lr=1e-5,
             tau_epochs=2,
             validate_every=1,

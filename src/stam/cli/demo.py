@@ -21,6 +21,7 @@ from stam.settings import RunConfig
 from stam.training import validate
 
 POLICIES = ("learned", "random", "plus", "spiral")
+SHOWN_GLIMPSES = 14
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def run(arguments: list[str]) -> None:
 
 def accuracy_by_policy(agent: Agent, config: RunConfig, scenes: Scenes, count: int) -> dict[str, list[float]]:
     """Returns the accuracy after each glimpse with the learned policy and with fixed orders."""
-    training = dataclasses.replace(config.training, validation_images=count)
+    training = dataclasses.replace(config.training, validation_images=count, num_glimpses=SHOWN_GLIMPSES)
     config = dataclasses.replace(config, training=training)
     found = {}
     for policy in POLICIES:
