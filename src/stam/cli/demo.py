@@ -37,7 +37,7 @@ class Arguments:
 
     out: Path = Path("demo")
     epochs: int | None = None
-    num_scenes: int = 1000
+    num_scenes: int = 600
     resume: bool = False
 
 
