@@ -99,7 +99,8 @@ def test_interrupted_at_any_step_and_resumed_gives_the_same_metrics(images, tmp_
         str(tmp_path / "cut"),
         *settings,
     ]
-    environment = os.environ | {"PYTHONPATH": str(Path(stam.__file__).parent.parent)}
+    # as many threads as here: sums are rounded otherwise with another number
+    environment = os.environ | {"PYTHONPATH": str(Path(stam.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     metrics = tmp_path / "cut/metrics.jsonl"
     deadline = time.monotonic() + 120

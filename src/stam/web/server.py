@@ -32,8 +32,11 @@ def serve(
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
     if on_ready is not None:
         on_ready(url)
-    with listener:
-        server.run(sockets=[listener])
+    try:
+        with listener:
+            server.run(sockets=[listener])
+    finally:
+        service.pool.close()  # also where the server failed before it began
 
 
 def listen(host: str, port: int) -> socket.socket:
