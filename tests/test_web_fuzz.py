@@ -9,6 +9,9 @@ from test_web import RunningServer, web_agent  # noqa: F401
 from stam.web import Limits, Service
 
 schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis: pip install '.[dev]'")
+# schemathesis draws from `random` now and then, which hypothesis frowns upon
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
+
 OPERATIONS = [
     "GET /api/agent",
     "POST /api/sessions",
