@@ -16,9 +16,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from stam.data import open_scenes
+from stam.data import Splits, Subset, open_scenes
 from stam.recipes import get_recipe, vary
 from stam.runs import RunFolder
 from stam.sources import open_teacher, start_agent
@@ -33,6 +34,9 @@ def run_one(task: dict[str, Any]) -> dict[str, Any]:
         base.training, **task["settings"], seed=task["seed"], validation_images=2000
     )
     splits = open_scenes("digits")
+    if task["scenes"] is not None:
+        some = np.arange(task["scenes"])
+        splits = Splits(Subset(splits.train, some), Subset(splits.val, some), splits.record)
     classes = splits.train.classes
     agent_config = dataclasses.replace(base.agent, labels=classes, **task["agent"])
     data = dataclasses.replace(base.data, num_workers=1)  # many runs share the cores
@@ -67,6 +71,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--scenes", type=int, help="train and test on so many scenes only")
     arguments = parser.parse_args()
     variants = json.loads(arguments.variants) or {"digits": {}}
     tasks = []
@@ -85,6 +90,7 @@ def main() -> None:
                     "out": str(arguments.out),
                     "eval_seeds": arguments.eval_seeds,
                     "threads": arguments.threads,
+                    "scenes": arguments.scenes,
                 }
                 own = {
                     "name": name,

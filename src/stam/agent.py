@@ -242,13 +242,24 @@ class Agent(nn.Module):
         images = images.to(self.device)
         first = self._first_locations(first_location, images.shape[0], generator)
 
+        with self._evaluating():
+            return self.look_from(images, num_glimpses, first, self.policy(policy), generator)
+
+    def look_from(
+        self,
+        images: Float[Tensor, "batch channels height width"],
+        num_glimpses: int,
+        first_location: Int[Tensor, " batch"],
+        policy: Policy,
+        generator: torch.Generator | None = None,
+    ) -> Trace:
+        """The same as `look`, for arguments that were checked and an agent in evaluation mode."""
+
         def sense(locations: Tensor) -> Tensor:
             return self.grid.cut(images, locations[:, None])[:, 0]
 
-        with self._evaluating():
-            chosen = self.policy(policy)
-            temperature = self.config.temperature
-            return episode.look(self, sense, num_glimpses, first, chosen, generator, temperature)
+        temperature = self.config.temperature
+        return episode.look(self, sense, num_glimpses, first_location, policy, generator, temperature)
 
     def _first_locations(
         self, given: int | Tensor | None, batch_size: int, generator: torch.Generator | None

@@ -19,7 +19,8 @@ from stam.data.augment import Augment, normalise
 from stam.data.randomness import random_key
 from stam.errors import ConfigError, require_package
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
-from stam.optimisation import autocast, choose_device, parameter_groups
+from stam.optimisation import autocast, choose_device, make_optimiser, restore_optimiser
+from stam.recording import compile_parts
 from stam.runs import RunFolder
 from stam.settings import DataConfig, TeacherConfig
 from stam.shapes import Float, Int
@@ -138,8 +139,11 @@ class TeacherLearner(Learner):
         self.device = choose_device(config.device)
         self.model = model.to(self.device).train()
         self.val_scenes = val_scenes
-        groups = parameter_groups({"model": model.named_parameters()}, config.weight_decay)
-        self.optimiser = torch.optim.AdamW(groups, fused=True)
+        self.rates = {"model": torch.zeros((), device=self.device)}
+        parts = {"model": model.named_parameters()}
+        self.optimiser = make_optimiser(parts, config.weight_decay, self.rates)
+        if config.compile and self.device.type == "cuda":
+            compile_parts(model)
         self.augment = Augment(data.augment, agent.grid.image_size, agent.mean, agent.std)
         self.meter = Meter()
 
@@ -154,8 +158,7 @@ class TeacherLearner(Learner):
         targets = smooth_targets(labels, len(self.record["labels"]), config.smoothing)
         images, targets = mix(images, targets, config.mixup, config.cutmix, host)
         images = erase(images, config.erasing, host, generator)
-        for group in self.optimiser.param_groups:
-            group["lr"] = config.learning_rate(place.epoch)
+        self.rates["model"].fill_(config.learning_rate(place.epoch))
         self.model.train()
         with autocast(self.device, config.precision):
             logits = self._logits(images, generator)
@@ -192,7 +195,7 @@ class TeacherLearner(Learner):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes back to a saved state."""
         self.model.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        restore_optimiser(self.optimiser, state["optimiser"], self.rates)
         self.meter.sums = {name: value.to(self.device) for name, value in state["meter"].items()}
 
     def save(self, folder: Path) -> None:

@@ -112,7 +112,10 @@ class Learner(ABC):
 
 
 class Meter:
-    """Means over an epoch, kept on the device so that nothing waits for it."""
+    """Means over an epoch, kept on the device so that nothing waits for it.
+
+    The sums are changed in place: a recorded batch goes on adding to the same memory.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
@@ -121,13 +124,17 @@ class Meter:
         """Adds one value to each mean."""
         for name, value in values.items():
             pair = torch.stack((value.detach().double(), torch.ones_like(value, dtype=torch.double)))
-            self.sums[name] = self.sums[name] + pair if name in self.sums else pair
+            if name in self.sums:
+                self.sums[name] += pair
+            else:
+                self.sums[name] = pair
 
     def means(self) -> dict[str, float]:
-        """Returns the means and starts over."""
-        means = {name: float(pair[0] / pair[1]) for name, pair in self.sums.items()}
-        self.sums.clear()
-        return means
+        """Returns the means of what was added since, and starts over."""
+        pairs = {name: pair.tolist() for name, pair in self.sums.items()}
+        for pair in self.sums.values():
+            pair.zero_()
+        return {name: total / count for name, (total, count) in pairs.items() if count}
 
 
 def num_workers(data: DataConfig) -> int:
@@ -165,7 +172,7 @@ def run_loop(
         mininterval=0.5,
     )
     with interruptible() as interruption, bar:
-        for place, raw in _load(scenes, planned, data):
+        for place, raw in load_batches(scenes, planned, data):
             learner.train_batch(place, raw)
             learner.position = (place.epoch + 1, 0) if place.last_of_epoch else (place.epoch, place.batch + 1)
             finished = learner.position[0] == plan.epochs
@@ -204,7 +211,7 @@ def restore(learner: Learner, run: RunFolder) -> None:
         learner.position, learner.best = (epoch, batch), state["best"]
 
 
-def _load(
+def load_batches(
     scenes: Scenes, planned: list[tuple[Place, np.ndarray]], data: DataConfig
 ) -> Iterator[tuple[Place, RawBatch]]:
     """Loads planned batches ahead of their use; workers go on over the ends of epochs."""

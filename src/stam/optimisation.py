@@ -1,10 +1,10 @@
-"""The optimiser, its parameter groups, and the precision and device a run uses."""
+"""The optimiser, and the device and precision a run uses."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stam.errors import ConfigError
 
@@ -21,6 +21,31 @@ def parameter_groups(
             if chosen:
                 groups.append({"params": chosen, "weight_decay": decay, "part": name, "lr": 0.0})
     return groups
+
+
+def make_optimiser(
+    modules: Mapping[str, Iterable[tuple[str, nn.Parameter]]],
+    weight_decay: float,
+    rates: Mapping[str, Tensor],
+) -> torch.optim.AdamW:
+    """Returns AdamW over named parts; the learning rate of each is a tensor, to be changed in place."""
+    groups = parameter_groups(modules, weight_decay)
+    for group in groups:
+        group["lr"] = rates[group["part"]]
+    return torch.optim.AdamW(groups, fused=True, capturable=_on_gpu(rates))
+
+
+def restore_optimiser(
+    optimiser: torch.optim.Optimizer, state: dict[str, Any], rates: Mapping[str, Tensor]
+) -> None:
+    """Goes back to a saved state of the optimiser, with the learning rates that are changed in place."""
+    optimiser.load_state_dict(state)
+    for group in optimiser.param_groups:
+        group["lr"], group["capturable"] = rates[group["part"]], _on_gpu(rates)
+
+
+def _on_gpu(rates: Mapping[str, Tensor]) -> bool:
+    return all(rate.device.type == "cuda" for rate in rates.values())
 
 
 def choose_device(name: str) -> torch.device:

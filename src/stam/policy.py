@@ -119,10 +119,11 @@ class SampledPolicy(Policy):
     """The learned policy in training: a location drawn from a softmax over the unseen ones.
 
     The actor's logits over the unseen locations are divided by their L2 norm and multiplied by `tau`.
-    Every sample must have seen the same number of locations, as in a training batch.
+    Every sample must have seen the same number of locations, as in a training batch. A `tau` that changes
+    while a recorded batch is replayed is a tensor, changed in place.
     """
 
-    def __init__(self, actor: Scorer, tau: float = 1.0) -> None:
+    def __init__(self, actor: Scorer, tau: float | Tensor = 1.0) -> None:
         self.actor, self.tau = actor, tau
 
     def log_probabilities(

@@ -56,7 +56,9 @@ class TrainingConfig:
 
     Attributes:
         num_glimpses: Glimpses in an episode, and so updates a batch (the paper's T).
-        epochs: Epochs; each shows `1 / num_glimpses` of the data, a fresh random part.
+        epochs: Epochs; each shows a fresh random part of the data.
+        epoch_share: Share of the data an epoch shows; none is the paper's `1 / num_glimpses`, since a batch
+            makes that many updates.
         warmup_epochs: First epochs that train the classifiers on random glimpses, before looking is learned.
         batch_size: Scenes in a batch, over all processes.
         consistency: `soft`, `hard` or `none`.
@@ -69,6 +71,8 @@ class TrainingConfig:
         tau_end: The same after `tau_epochs`.
         tau_epochs: Epochs over which it rises.
         precision: Of the transformer; auto is bfloat16 on a GPU and float32 elsewhere.
+        compile: On a GPU, compile the transformer blocks and replay batches as a CUDA graph. The first two
+            batches then take up to a minute longer.
         device: `auto`, `cpu`, `cuda` or `cuda:1`.
         seed: Seed of everything random.
         validate_every: Epochs between two validations.
@@ -78,6 +82,7 @@ class TrainingConfig:
 
     num_glimpses: int = 21
     epochs: int = 200
+    epoch_share: float | None = None
     warmup_epochs: int = 0
     batch_size: int = 4096
     consistency: str = "soft"
@@ -90,6 +95,7 @@ class TrainingConfig:
     tau_end: float = 4.0
     tau_epochs: int = 100
     precision: str = "auto"
+    compile: bool = True
     device: str = "auto"
     seed: int = 0
     validate_every: int = 10
@@ -121,6 +127,8 @@ class TrainingConfig:
             self.warmup_epochs < self.epochs,
             f"warmup_epochs {self.warmup_epochs} leaves nothing of {self.epochs} epochs to learn looking",
         )
+        share = self.epoch_share
+        require(share is None or 0 < share <= 1, f"epoch_share must be above 0 and at most 1, got {share}")
         require(self.tau_start > 0 and self.tau_end > 0, "tau_start and tau_end must be above 0")
         require_choice("consistency", self.consistency, CONSISTENCY)
         require_choice("precision", self.precision, PRECISIONS)
@@ -152,6 +160,7 @@ class TeacherConfig:
         cutmix: CutMix's alpha; 0 turns it off.
         erasing: Probability that a random rectangle is replaced by noise.
         precision: Of the model; auto is bfloat16 on a GPU and float32 elsewhere.
+        compile: On a GPU, compile the transformer blocks; the first batch then takes longer.
         device: `auto`, `cpu`, `cuda` or `cuda:1`.
         seed: Seed of everything random.
         validate_every: Epochs between two validations.
@@ -170,6 +179,7 @@ class TeacherConfig:
     cutmix: float = 1.0
     erasing: float = 0.25
     precision: str = "auto"
+    compile: bool = True
     device: str = "auto"
     seed: int = 0
     validate_every: int = 5

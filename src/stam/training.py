@@ -4,6 +4,8 @@ For every batch: the teacher looks at the whole images once, then the agent look
 updated after each.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from stam.data.augment import Augment, normalise
 from stam.data.randomness import random_key, random_order
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
 from stam.objective import Objective, ValueNormaliser, training_episode
-from stam.optimisation import autocast, choose_device, parameter_groups
+from stam.optimisation import autocast, choose_device, make_optimiser, restore_optimiser
 from stam.policy import Policy, RandomPolicy, SampledPolicy, random_locations
+from stam.recording import Pipeline, RecordedFunction, compile_parts
 from stam.runs import RunFolder
 from stam.settings import RunConfig, TrainingConfig
 from stam.teacher import Teacher
@@ -69,12 +72,17 @@ def train(
 
 
 def plan(num_scenes: int, training: TrainingConfig) -> Plan:
-    """Returns which scenes a training shows when: 1/T of them an epoch, since a batch makes T updates."""
-    return Plan(num_scenes, training.epochs, training.batch_size, 1 / training.num_glimpses, training.seed)
+    """Returns which scenes a training shows when: by default 1/T of them an epoch."""
+    share = training.epoch_share or 1 / training.num_glimpses
+    return Plan(num_scenes, training.epochs, training.batch_size, share, training.seed)
 
 
 class AgentLearner(Learner):
-    """An agent being trained, with its critic, value statistics and optimiser."""
+    """An agent being trained, with its critic, value statistics and optimiser.
+
+    What a batch reads beside its images changes in place (rates, tau, statistics), so that a GPU can replay
+    a recorded batch; see `recording`.
+    """
 
     def __init__(self, config: RunConfig, agent: Agent, teacher: Teacher, val_scenes: Scenes) -> None:
         self.config, self.training, self.val_scenes = config, config.training, val_scenes
@@ -86,39 +94,74 @@ class AgentLearner(Learner):
                 "actor": agent.actor.named_parameters(),
                 "critic": agent.add_critic().named_parameters(),
             }
-        self.optimiser = torch.optim.AdamW(parameter_groups(parts, self.training.weight_decay), fused=True)
+        self.rates = {part: torch.zeros((), device=self.device) for part in parts}
+        self.optimiser = make_optimiser(parts, self.training.weight_decay, self.rates)
         self.values = ValueNormaliser(self.training.num_glimpses).to(self.device)
         self.objective = Objective(self.training.num_glimpses, self.training.consistency)
         self.augment = Augment(
             config.data.augment, agent.grid.image_size, agent.config.mean, agent.config.std
         )
+        self.generator = torch.Generator(self.device)
+        self.tau = torch.ones((), device=self.device)
         self.meter = Meter()
+        self.pipeline = Pipeline(self.device)
+        self.record = self.training.compile and self.device.type == "cuda"
+        if self.record:
+            compile_parts(agent)  # the teacher looks once where the agent looks 2 T times
+        self._learn_from: dict[type[Policy], Callable[..., object]] = {}
 
     def train_batch(self, place: Place, raw: RawBatch) -> None:
         """Takes one optimiser step after each glimpse of a batch."""
-        self.set_learning_rates(place.epoch)
         seed = (self.training.seed, place.epoch, place.batch)
-        images = self.augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed)
-        labels = raw.labels.to(self.device, non_blocking=True)
-        generator = torch.Generator(self.device).manual_seed(random_key("batch", *seed) >> 1)
-        first = random_locations(self.agent.grid, len(images), self.device, generator)
-        with autocast(self.device, self.training.precision):
-            episode = training_episode(
-                self.agent,
-                self.objective,
-                self.values,
-                images,
-                labels,
-                self.teacher(images),
-                first,
-                self.policy(place.epoch),
-                generator,
-            )
-            for step in episode:
-                self.optimiser.zero_grad(set_to_none=True)
-                step.total.backward()
-                self.optimiser.step()
-                self.meter.add(step.parts)
+        with self.pipeline.preparing():
+            images = self.augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed)
+            labels = raw.labels.to(self.device, non_blocking=True)
+        with self.pipeline.using(images, labels):
+            self.learn_from(images, labels, place)
+
+    def learn_from(self, images: Tensor, labels: Tensor, place: Place) -> None:
+        """Learns from a batch of augmented images."""
+        with self._autocast():  # all readers round them: once is enough, and takes half the memory
+            if torch.is_autocast_enabled(self.device.type):
+                images = images.to(torch.get_autocast_dtype(self.device.type))
+        self.tau.fill_(self.training.tau(place.epoch))
+        for part, rate in self.learning_rates(place.epoch).items():
+            self.rates[part].fill_(rate)
+        self.generator.manual_seed(random_key("batch", self.training.seed, place.epoch, place.batch) >> 1)
+        first = random_locations(self.agent.grid, len(images), self.device, self.generator)
+        policy = self.policy(place.epoch)
+        if type(policy) not in self._learn_from:  # a recording holds for one kind of policy
+            learn = partial(self.learn, policy)
+            self._learn_from = {
+                type(policy): RecordedFunction(learn, self.generator) if self.record else learn
+            }
+        self._learn_from[type(policy)](images, labels, first)
+
+    def learn(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
+        """Shows a batch to the teacher, then glimpse by glimpse to the agent, and updates it after each."""
+        with self._autocast():
+            log_q = self.teacher(images)
+        episode = training_episode(
+            self.agent,
+            self.objective,
+            self.values,
+            images,
+            labels,
+            log_q,
+            first_location,
+            policy,
+            self.generator,
+        )
+        for _ in range(self.training.num_glimpses):
+            with self._autocast():  # anew for each update: it keeps the weights it has rounded
+                step = next(episode)
+            self.optimiser.zero_grad(set_to_none=True)
+            step.total.backward()
+            self.optimiser.step()
+            self.meter.add(step.parts)
+
+    def _autocast(self) -> torch.autocast:
+        return autocast(self.device, self.training.precision)
 
     def policy(self, epoch: int) -> Policy:
         """Returns who picks the locations in an epoch: nobody knows yet during a warm-up."""
@@ -126,21 +169,14 @@ class AgentLearner(Learner):
             return RandomPolicy()
         if self.agent.actor is None:
             return self.agent.policy()
-        return SampledPolicy(self.agent.actor, self.training.tau(epoch))
+        return SampledPolicy(self.agent.actor, self.tau)
 
     def learning_rates(self, epoch: int) -> dict[str, float]:
         """Returns the learning rate of each part in an epoch."""
         training = self.training
         actor_lr = training.base_lr if training.actor_lr is None else training.actor_lr
         bases = {"core": training.base_lr, "actor": actor_lr, "critic": training.critic_lr}
-        present = {group["part"] for group in self.optimiser.param_groups}
-        return {part: training.learning_rate(base, epoch) for part, base in bases.items() if part in present}
-
-    def set_learning_rates(self, epoch: int) -> None:
-        """Sets the optimiser's learning rates for an epoch."""
-        rates = self.learning_rates(epoch)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rates[group["part"]]
+        return {part: training.learning_rate(bases[part], epoch) for part in self.rates}
 
     def end_epoch(self, epoch: int) -> dict[str, Any]:
         """Returns the epoch's mean losses, and accuracies when a validation is due."""
@@ -168,7 +204,7 @@ class AgentLearner(Learner):
         """Goes back to a saved state."""
         self.agent.load_state_dict(state["agent"])
         self.values.load_state_dict(state["values"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        restore_optimiser(self.optimiser, state["optimiser"], self.rates)
         self.meter.sums = {name: value.to(self.device) for name, value in state["meter"].items()}
 
     def save(self, folder: Path) -> None:

@@ -43,6 +43,7 @@ from stam.evaluation.scenes import (
 from stam.evaluation.whole_image import describe_whole_image, whole_image_ranks
 from stam.optimisation import autocast
 from stam.policy import ORDERS
+from stam.recording import RecordedLook
 from stam.runs import versions
 from stam.settings import PRECISIONS
 from stam.shapes import Int
@@ -184,6 +185,7 @@ class _Measurement:
             agent.policy(self.policy)  # raises for a learned policy without an actor
         self.device = _device_of(agent)
         self.reader = reader_for(agent, scenes, plan, progress)
+        self._recorded: RecordedLook | None = None
         self.fit_half, self.report_half = halves(len(scenes), plan.split_seed)
 
     def run(self, source: str, name: str, settings: dict[str, Any]) -> Evaluation:
@@ -235,6 +237,10 @@ class _Measurement:
     def _trace(self, batch: SceneBatch, seed: int) -> Trace:
         first = first_locations(self.grid, batch.indices, seed)
         policy = policy_for(self.policy, self.grid, batch.indices, seed)
+        if self.device.type == "cuda" and isinstance(self.agent, Agent) and isinstance(policy, str):
+            if self._recorded is None:
+                self._recorded = RecordedLook(self.agent, self.num_glimpses, self.agent.policy(policy))
+            return self._recorded(batch.images, first.to(self.device))
         generator = torch.Generator().manual_seed(seed)
         return self.agent.look(batch.images, self.num_glimpses, first, policy, generator)
 

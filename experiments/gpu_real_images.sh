@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# On one GPU: the experiments on real photographs, stage by stage. Data and weights lie in $DATA; writes to $OUT.
+#   gpu_real_images.sh aid-search | aid | imagenette-search | imagenette
+set -uo pipefail
+export PYTHONPATH=src PYTHONUNBUFFERED=1
+stage=$1
+runs=$(mktemp -d)
+init=$DATA/deit_tiny_patch16_224.fp16.safetensors
+everyone="learned random plus spiral hard no-consistency"
+run() {
+  python3 experiments/real_images.py "$@" --init "$init" --out "$runs" 2>"$runs/errors" ||
+    tail -c 3000 "$runs/errors"
+}
+case $stage in
+  aid-search)
+    run aid --data "$DATA/aid.tar" --hold-out --seeds 3 --trials "$TRIALS" \
+      --set '{"training": {"epochs": 10, "tau_epochs": 5}, "teacher": {"epochs": 20}}'
+    ;;
+  imagenette-search)
+    run imagenette --data "$DATA/imagenette-train.tar" --hold-out --seeds 3 --trials "$TRIALS" \
+      --set '{"training": {"epochs": 10, "tau_epochs": 5}}'
+    ;;
+  aid) run aid --data "$DATA/aid.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" ;;
+  imagenette) run imagenette --data "$DATA/imagenette-train.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" ;;
+esac
+cp "$runs/results.json" "$OUT/$stage.json"
+for kept in learned teacher; do
+  for folder in "$runs/$kept/half" "$runs/$kept/last"; do
+    if [ -d "$folder" ] && [ ! -d "$OUT/$kept" ]; then cp -r "$folder" "$OUT/$kept"; fi
+  done
+done
+cp "$runs/learned.json" "$OUT/$stage-learned.json" 2>/dev/null
+cp "$runs/learned/metrics.jsonl" "$OUT/$stage-metrics.jsonl" 2>/dev/null
+true

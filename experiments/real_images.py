@@ -1,0 +1,178 @@
+"""Agents trained alike on real photographs, and what they reach after each glimpse.
+
+    python experiments/real_images.py imagenette --data imagenette-train.tar --init deit_tiny.safetensors \
+        --agents learned random plus spiral hard no-consistency --out runs/imagenette
+
+Every agent starts from the same weights, sees the same images in the same order and takes the same number of
+updates. Results come from the checkpoint after the last update: the validation images choose nothing. With
+`--hold-out`, a tenth of the training images takes their place, which is how settings were chosen.
+`--set` changes settings of the recipe, `--trials` compares several changes, each trained in turn.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stam.agent import Agent
+from stam.data import CachedScenes, Scenes, Splits, Subset, open_scenes
+from stam.data.randomness import random_order
+from stam.evaluation import EvaluationPlan, evaluate
+from stam.finetuning import build_student, finetune, whole_image_accuracy
+from stam.recipes import get_recipe
+from stam.runs import RunFolder
+from stam.settings import RunConfig
+from stam.sources import open_teacher, start_agent
+from stam.teacher import Teacher
+from stam.training import plan, train
+from stam.weights import save_agent
+
+SHOWN = (1, 2, 3, 5, 8, 12, 16, 21)
+
+
+def in_memory(scenes: Scenes, decode_size: int | None, num_workers: int) -> CachedScenes:
+    cached = CachedScenes(scenes)
+    cached.fill(decode_size, num_workers, progress=False)
+    return cached
+
+
+def hold_out(scenes: Scenes) -> tuple[Scenes, Scenes]:
+    """Returns nine tenths of the scenes to learn from, and one tenth to choose settings by."""
+    order = random_order(len(scenes), "held out", 0)
+    cut = len(scenes) // 10
+    return Subset(scenes, np.sort(order[cut:])), Subset(scenes, np.sort(order[:cut]))
+
+
+def configure(recipe: str, classes: tuple[str, ...], changes: dict[str, Any], workers: int) -> RunConfig:
+    """Returns a recipe with changes such as {"training": {"base_lr": 1e-4}}, for the classes of the data."""
+    config = get_recipe(recipe)
+    augment = dataclasses.replace(config.data.augment, **changes.get("augment", {}))
+    return dataclasses.replace(
+        config,
+        agent=dataclasses.replace(
+            config.agent, num_classes=len(classes), labels=classes, **changes.get("agent", {})
+        ),
+        data=dataclasses.replace(config.data, num_workers=workers, check=False, augment=augment),
+        training=dataclasses.replace(
+            config.training,
+            **({"validate_every": 100_000, "validation_images": 200} | changes.get("training", {})),
+        ),
+        teacher_training=dataclasses.replace(config.teacher_training, **changes.get("teacher", {})),
+    )
+
+
+def get_teacher(
+    config: RunConfig, given: str | None, init: str, out: Path, train: Scenes, val: Scenes
+) -> Teacher:
+    """Opens the teacher, or fine-tunes one; its last checkpoint counts, whatever the validation says."""
+    if given is not None:
+        return open_teacher(given, tuple(train.classes), config.agent, config.class_indices)
+    model, record = build_student(
+        config.teacher_training, config.agent, init, tuple(train.classes), config.class_indices
+    )
+    folder = RunFolder.create(out / "teacher")
+    began = time.monotonic()
+    finetune(folder, config.teacher_training, config.data, config.agent, model, record, train, val)
+    teacher = open_teacher(str(folder.path / "last"), tuple(train.classes), config.agent)
+    device = next(model.parameters()).device
+    accuracy = whole_image_accuracy(teacher.to(device), config.agent, config.data, val)
+    print(f"teacher: {time.monotonic() - began:.0f} s, {100 * accuracy:.2f}%", flush=True)
+    return teacher
+
+
+def train_one(
+    name: str, config: RunConfig, init: str, teacher: Teacher, out: Path, data: Splits
+) -> tuple[Agent, dict[str, Any]]:
+    """Trains one agent; returns it with how long it took."""
+    torch.manual_seed(config.training.seed)
+    agent = start_agent(init, config.agent, config.class_indices)
+    folder = RunFolder.create(out / name)
+    folder.write_record(name, config, data.record)
+    began = time.monotonic()
+    agent = train(folder, config, agent, teacher, data.train, data.val)
+    seconds = time.monotonic() - began
+    shown = plan(len(data.train), config.training).num_batches() * config.training.batch_size
+    save_agent(agent, out / name / "half", half=True)
+    return agent, {"name": name, "seconds": seconds, "images": shown, "settings": dataclasses.asdict(config)}
+
+
+def measure(agent: Agent, config: RunConfig, scenes: Scenes, seeds: int, glimpses: int, name: str) -> Any:
+    """Evaluates an agent over seeds of the first location."""
+    settings = EvaluationPlan(
+        num_seeds=seeds,
+        num_glimpses=min(glimpses, config.agent.grid.num_locations),
+        resize_size=config.data.resize_size,
+        batch_size=512,
+        num_workers=config.data.num_workers or 0,
+        low_resolution=False,
+        cost=False,
+        most_timed=0,
+        precision="auto",
+    )
+    return evaluate(agent, scenes, settings, name=name, source=config.data.path, progress=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("dataset", choices=("imagenette", "aid"))
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--init", required=True)
+    parser.add_argument("--teacher", help="a teacher's folder or weights; by default as the recipe says")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--agents", nargs="*", default=["learned"])
+    parser.add_argument("--set", default="{}", help='JSON: {"training": {...}, "agent": {...}}')
+    parser.add_argument("--trials", default='{"": {}}', help="JSON: a name and changes, for each trial")
+    parser.add_argument("--hold-out", action="store_true")
+    parser.add_argument("--seeds", type=int, default=10, help="of the first location, in evaluation")
+    parser.add_argument("--glimpses", type=int, default=21, help="to evaluate")
+    parser.add_argument("--workers", type=int, default=8)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    splits = open_scenes(arguments.data)
+    classes = tuple(splits.train.classes)
+    common, trials = json.loads(arguments.set), json.loads(arguments.trials)
+    base = configure(arguments.dataset, classes, common, arguments.workers)
+    train_scenes: Scenes = in_memory(splits.train, base.data.decode_size, arguments.workers)
+    val_scenes: Scenes
+    if arguments.hold_out:
+        train_scenes, val_scenes = hold_out(train_scenes)
+    else:
+        val_scenes = in_memory(splits.val, None, arguments.workers)
+    data = Splits(train_scenes, val_scenes, splits.record)
+    print(f"{len(train_scenes)} + {len(val_scenes)} images, {time.monotonic() - began:.0f} s", flush=True)
+    given = arguments.teacher or (arguments.init if base.teacher is not None else None)
+    teacher = get_teacher(base, given, arguments.init, arguments.out, train_scenes, val_scenes)
+    results = []
+    for trial, changes in trials.items():
+        for agent_name in arguments.agents:
+            recipe = arguments.dataset if agent_name == "learned" else f"{arguments.dataset}-{agent_name}"
+            parts = {*common, *changes}
+            merged = {part: common.get(part, {}) | changes.get(part, {}) for part in parts}
+            config = configure(recipe, classes, merged, arguments.workers)
+            name = "-".join(part for part in (agent_name, trial) if part)
+            agent, result = train_one(name, config, arguments.init, teacher, arguments.out, data)
+            found = measure(agent, config, val_scenes, arguments.seeds, arguments.glimpses, name)
+            (arguments.out / f"{name}.json").write_text(found.to_json())
+            curve = found.accuracy.ensemble.top1
+            results.append(result | {"mean": curve.mean, "std": curve.std})
+            (arguments.out / "results.json").write_text(json.dumps(results, indent=1))
+            spent = time.monotonic() - began
+            shown = " ".join(f"{n}:{100 * curve.mean[n - 1]:.1f}" for n in SHOWN if n <= len(curve.mean))
+            average = 100 * float(np.mean(curve.mean[:21]))
+            print(
+                f"{name:<28} {result['seconds']:>4.0f} s {result['images']:>8} images  "
+                f"mean {average:.2f}  {shown}  [{spent:.0f} s]",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

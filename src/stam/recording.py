@@ -1,0 +1,154 @@
+"""Compiled blocks and recorded batches: how a GPU is kept busy, with the same code that runs everywhere.
+
+Compiling fuses the small operations of a transformer block. Recording takes what a batch launches, all T
+updates of it, once into a CUDA graph, and replays that for every later batch: thousands of launches become
+one, and the host is free to prepare the next batch meanwhile.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from stam.agent import Actor, Agent
+from stam.episode import Trace
+from stam.policy import Policy
+from stam.vit import Block
+
+
+def compile_parts(*models: nn.Module, backend: str = "inductor") -> None:
+    """Compiles every transformer block and actor of the models, in place; parameters and their names stay.
+
+    All blocks of a size share one compiled function, for any number of tokens. The compiling itself happens
+    when a part first runs.
+    """
+    if backend == "inductor":
+        from torch._inductor.async_compile import AsyncCompile  # takes seconds to import
+
+        AsyncCompile.warm_pool()  # the processes that compile start while the first images are read
+    # one entry for each of: gradient or none, masks or none, all tokens or the read-out ones, and widths
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)  # we chose our precision
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, (Block, Actor)):
+                module.compile(dynamic=True, backend=backend)
+
+
+class RecordedFunction:
+    """A function of tensors, replayed as a CUDA graph; it returns tensors or nothing, and may change state.
+
+    The first call runs as written, so that everything lazy has happened; the second is recorded. Inputs of
+    another shape than the first run as written. What the function reads beside its inputs must keep its
+    place in memory, and be changed in place.
+    """
+
+    def __init__(
+        self, function: Callable[..., tuple[Tensor, ...] | None], generator: torch.Generator | None = None
+    ) -> None:
+        """Takes the function, and the one source of randomness it draws from."""
+        self._function, self._generator = function, generator
+        self._inputs: tuple[Tensor, ...] | None = None
+        self._outputs: tuple[Tensor, ...] | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._most_bytes = 0
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...] | None:
+        """Runs the function on the current stream."""
+        if self._inputs is None:
+            return self._run_as_written(inputs)
+        if any(kept.shape != given.shape for kept, given in zip(self._inputs, inputs, strict=True)):
+            return self._function(*inputs)
+        for kept, given in zip(self._inputs, inputs, strict=True):
+            kept.copy_(given)
+        if self._graph is None:
+            self._graph = self._record()
+        self._graph.replay()
+        return None if self._outputs is None else tuple(output.clone() for output in self._outputs)
+
+    def _run_as_written(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        self._inputs = tuple(given.clone() for given in inputs)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = self._function(*self._inputs)
+        self._most_bytes = torch.cuda.max_memory_allocated() - before
+        return result
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        assert self._inputs is not None
+        graph = torch.cuda.CUDAGraph()
+        if self._generator is not None:
+            graph.register_generator_state(self._generator)
+            state = self._generator.get_state()
+        # threads that pin memory for the next batch may go on
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            # Every glimpse needs larger blocks than the one before, and a recording cannot give memory back:
+            # cut from one large block, they are merged again.
+            whole = torch.empty(self._most_bytes, dtype=torch.uint8, device=self._inputs[0].device)
+            del whole
+            self._outputs = self._function(*self._inputs)
+        if self._generator is not None:
+            self._generator.set_state(state)
+        return graph
+
+
+class RecordedLook:
+    """`Agent.look` with one policy, for many batches of one size on a GPU."""
+
+    def __init__(self, agent: Agent, num_glimpses: int, policy: Policy) -> None:
+        """Takes an agent in evaluation mode; the policy must not draw at random."""
+
+        def look(images: Tensor, first_location: Tensor) -> tuple[Tensor, ...]:
+            dtype = torch.get_autocast_dtype(images.device.type)
+            enabled = torch.is_autocast_enabled(images.device.type)
+            # rounded weights that are kept belong to whoever looked first, not to the recording
+            with torch.autocast(images.device.type, dtype, enabled, cache_enabled=False):
+                trace = agent.look_from(images, num_glimpses, first_location, policy)
+            return trace.locations, trace.class_logits, trace.distill_logits, trace.probabilities
+
+        self._look = RecordedFunction(look)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, first_location: Tensor) -> Trace:
+        """Looks at a batch of scenes."""
+        outputs = self._look(images, first_location)
+        assert outputs is not None
+        return Trace(*outputs)
+
+
+class Pipeline:
+    """On a GPU, prepares a batch while the one before is still being learned from; elsewhere does nothing.
+
+    At most one batch is prepared ahead, lest a fast host fill the memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._device = device
+        self._done: list[torch.cuda.Event] = []
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Within it, work goes to a stream of its own."""
+        if self._side is None:
+            yield
+            return
+        if len(self._done) > 1:
+            self._done.pop(0).synchronize()
+        with torch.cuda.stream(self._side):
+            yield
+
+    @contextmanager
+    def using(self, *prepared: Tensor) -> Iterator[None]:
+        """Within it, work goes to the usual stream, after what was prepared is ready."""
+        if self._side is None:
+            yield
+            return
+        usual = torch.cuda.current_stream(self._device)
+        usual.wait_stream(self._side)
+        for tensor in prepared:
+            tensor.record_stream(usual)
+        yield
+        self._done.append(usual.record_event())

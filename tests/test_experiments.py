@@ -1,0 +1,83 @@
+"""Every experiment still starts: toy size, on a CPU, from the command line as its docstring shows it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from images import make_image_folder
+
+ROOT = Path(__file__).parent.parent
+AGENT = {
+    "image_size": 32,
+    "glimpse_size": 16,
+    "patch_size": 8,
+    "width": 12,
+    "depth": 1,
+    "num_heads": 2,
+    "actor_width": 8,
+    "critic_width": 8,
+}
+TRAINING = {"num_glimpses": 2, "epochs": 1, "batch_size": 4, "device": "cpu"}
+TEACHER = {"epochs": 1, "batch_size": 4, "warmup_epochs": 0, "device": "cpu"}
+
+
+def run(script: str, *arguments: object) -> str:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "experiments" / script), *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    return make_image_folder(tmp_path_factory.mktemp("data") / "images")
+
+
+@pytest.mark.parametrize("hold_out", [False, True])
+def test_real_images(images, tmp_path, hold_out):
+    settings = json.dumps({"agent": AGENT, "training": TRAINING, "teacher": TEACHER})
+    trials = json.dumps({"a": {}, "b": {"training": {"base_lr": 1e-3}}})
+    shown = run(
+        *("real_images.py", "aid", "--data", images, "--init", "none", "--out", tmp_path / "out"),
+        *("--set", settings, "--agents", "learned", "spiral", "--trials", trials, "--seeds", 2),
+        *("--glimpses", 3, "--workers", 0, *(["--hold-out"] if hold_out else [])),
+    )
+    assert all(name in shown for name in ("teacher:", "learned-a", "learned-b", "spiral-a", "spiral-b"))
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [len(result["mean"]) for result in results] == [3] * 4
+    assert (tmp_path / "out" / "learned-a" / "half" / "model.safetensors").exists()
+    rates = [result["settings"]["training"]["base_lr"] for result in results]
+    assert rates[0] == rates[1] != rates[2] == rates[3] == 1e-3
+
+
+def test_digits_policies(tmp_path):
+    out = tmp_path / "out"
+    run(
+        *(
+            "digits_policies.py",
+            "--out",
+            out,
+            "--seeds",
+            1,
+            "--epochs",
+            1,
+            "--batch-size",
+            8,
+            "--device",
+            "cpu",
+        ),
+        *("--eval-seeds", 1, "--policies", "plus", "--threads", 1, "--scenes", 16),
+    )
+    assert len(json.loads((out / "results.json").read_text())) == 1
+
+
+def test_pretrain_digits(tmp_path):
+    run(
+        *("pretrain_digits.py", "--out", tmp_path, "--seconds", 0.2, "--width", 12, "--depth", 1),
+        *("--num-heads", 2, "--batch-size", 8, "--num-sets", 1, "--num-scenes", 16, "--device", "cpu"),
+    )
+    assert (tmp_path / "digits-core" / "model.safetensors").exists()

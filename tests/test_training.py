@@ -1,0 +1,209 @@
+"""The learner: the weights a step uses, what changes in place, and the fast paths where they run."""
+
+import dataclasses
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stam.agent import Agent
+from stam.benchmark import (
+    _batches_from,
+    _NoScenes,
+    _teacher,
+    forward_flops,
+    look_speed,
+    loss_agreement,
+    plain_look,
+    training_flops,
+    training_speed,
+)
+from stam.config import AgentConfig
+from stam.loop import Meter, Place
+from stam.optimisation import make_optimiser, restore_optimiser
+from stam.recording import Pipeline
+from stam.settings import RunConfig, TrainingConfig
+from stam.training import AgentLearner
+from stam.vit import PolynomialGelu
+
+AGENT = AgentConfig(
+    num_classes=5,
+    image_size=32,
+    glimpse_size=8,
+    patch_size=4,
+    width=32,
+    depth=2,
+    num_heads=2,
+    actor_width=32,
+    critic_width=16,
+)
+
+
+def learner(**training) -> AgentLearner:
+    torch.manual_seed(0)
+    settings = TrainingConfig(**({"num_glimpses": 4, "batch_size": 16, "device": "cpu"} | training))
+    config = RunConfig(agent=AGENT, training=settings)
+    return AgentLearner(config, Agent(AGENT), _teacher(AGENT), _NoScenes())
+
+
+def losses_of_a_batch(**training) -> dict[str, float]:
+    made = learner(**training)
+    for _ in _batches_from(made, made.config, None, 1):
+        pass
+    return made.meter.means()
+
+
+def test_every_update_uses_the_weights_of_the_one_before_in_half_precision_too():
+    """Autocast keeps the weights it has rounded: one context over a whole batch would update in vain."""
+    fast = {"base_lr": 3.0, "min_lr": 3.0, "num_glimpses": 6}
+    standing = losses_of_a_batch(base_lr=0.0, min_lr=0.0, num_glimpses=6, precision="float32")
+    single, half = (losses_of_a_batch(**fast, precision=name) for name in ("float32", "bfloat16"))
+    moved = abs(single["supervised"] - standing["supervised"])
+    assert moved > 0.3
+    assert abs(half["supervised"] - single["supervised"]) < 0.6 * moved
+
+
+def test_rates_tau_and_means_change_in_place():
+    made = learner()
+    before = {name: id(rate) for name, rate in made.rates.items()} | {"tau": id(made.tau)}
+    images, labels = torch.randn(16, 3, 32, 32), torch.zeros(16, dtype=torch.long)
+    made.learn_from(images, labels, Place(0, 0, False))
+    sums = {name: id(value) for name, value in made.meter.sums.items()}
+    first = made.meter.means()
+    made.learn_from(images, labels, Place(100, 0, False))
+    assert {name: id(rate) for name, rate in made.rates.items()} | {"tau": id(made.tau)} == before
+    assert {name: id(value) for name, value in made.meter.sums.items()} == sums
+    assert made.tau == 4.0
+    assert first.keys() == made.meter.means().keys()
+    assert all(group["lr"] is made.rates[group["part"]] for group in made.optimiser.param_groups)
+
+
+def test_a_meter_starts_over_and_leaves_out_what_was_not_added():
+    meter = Meter()
+    meter.add({"a": torch.tensor(1.0), "b": torch.tensor(5.0)})
+    meter.add({"a": torch.tensor(3.0)})
+    assert meter.means() == {"a": 2.0, "b": 5.0}
+    meter.add({"a": torch.tensor(7.0)})
+    assert meter.means() == {"a": 7.0}
+
+
+def test_a_restored_optimiser_keeps_the_rates_that_are_changed_in_place():
+    layer = torch.nn.Linear(2, 2)
+    rates = {"all": torch.zeros(())}
+    optimiser = make_optimiser({"all": layer.named_parameters()}, 0.05, rates)
+    state = optimiser.state_dict()
+    state["param_groups"][0]["capturable"] = True  # as saved on a GPU
+    rates["all"].fill_(0.5)
+    restore_optimiser(optimiser, state, rates)
+    assert all(group["lr"] is rates["all"] and not group["capturable"] for group in optimiser.param_groups)
+
+
+def test_a_pipeline_without_a_gpu_changes_nothing():
+    pipeline = Pipeline(torch.device("cpu"))
+    with pipeline.preparing():
+        prepared = torch.ones(2)
+    with pipeline.using(prepared):
+        assert prepared.sum() == 2
+
+
+def test_polynomial_gelu_is_gelu():
+    x = torch.linspace(-9, 9, 20_001, requires_grad=True)
+    value, wanted = PolynomialGelu.apply(x), F.gelu(x)
+    torch.testing.assert_close(value, wanted, atol=3e-6, rtol=0)
+    slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (value, wanted)]
+    torch.testing.assert_close(*slopes, atol=2e-5, rtol=0)
+
+
+def test_losses_in_half_precision_agree_with_single():
+    single, half = loss_agreement(AGENT, "cpu", num_glimpses=4)
+    assert single.difference == 0
+    assert half.difference < 0.05
+
+
+COMPILED = """
+import copy, dataclasses, torch
+from stam.agent import Agent
+from stam.recording import compile_parts
+from test_training import AGENT
+torch.manual_seed(0)
+agent = Agent(dataclasses.replace(AGENT, drop_path=0.1)).train()
+fast = copy.deepcopy(agent)
+compile_parts(fast, backend="aot_eager")  # needs no compiler for C++
+for count in (1, 3):
+    locations = torch.stack([torch.randperm(16)[:count] for _ in range(4)])
+    patches = agent.grid.patches(agent.grid.cut(torch.randn(4, 3, 32, 32), locations))
+    inputs = patches, agent.positions[locations].flatten(1), agent.sample_drop_path(4)
+    rest = torch.stack([torch.randperm(16)[: 16 - count] for _ in range(4)])
+    got = []
+    for one in (agent, fast):
+        features = one.core(*inputs)
+        logits = one.actor(features.flatten(1), rest)
+        (features.square().sum() + logits.square().sum()).backward()
+        grads = [parameter.grad for parameter in one.parameters() if parameter.grad is not None]
+        got.append([features, logits, *grads])
+        one.zero_grad()
+    torch.testing.assert_close(*got, atol=1e-4, rtol=1e-4)
+"""
+
+
+def test_compiled_parts_agree_with_eager_ones():
+    """In a process of its own: the shape checks of the tests are not meant to be compiled."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    done = subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+KERNEL = """
+import torch, torch.nn.functional as F
+from stam.short_attention import short_attention
+torch.manual_seed(0)
+for tokens in (6, 17, 86):
+    qkv = torch.randn(2, tokens, 3 * 2 * 16, requires_grad=True)
+    out = short_attention(qkv, 2)
+    gradient = torch.randn_like(out)
+    out.backward(gradient)
+    query, key, value = qkv.view(2, tokens, 3, 2, 16).permute(2, 0, 3, 1, 4)
+    wanted = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(out.shape)
+    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(qkv.grad, torch.autograd.grad(wanted, qkv, gradient)[0], atol=1e-5, rtol=1e-5)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton comes with torch for GPUs")
+def test_short_attention_is_attention():
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", KERNEL], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_benchmarks_measure_training_and_looking():
+    for from_files in (False, True):
+        speed = training_speed(
+            agent=AGENT, batch_size=8, num_glimpses=3, device="cpu", num_batches=2, from_files=from_files
+        )
+        assert speed.images_per_second > 0 and speed.tera_flops > 0
+        assert speed.source == ("files" if from_files else "device")
+        assert not speed.compiled and speed.memory_gib is None
+    looking = look_speed("tiny", batch_size=1, num_glimpses=2, rounds=1)
+    assert looking.images_per_second > 0 and looking.plain_images_per_second > 0
+
+
+def test_the_plain_loop_looks_where_the_agent_looks():
+    torch.manual_seed(1)
+    agent = Agent(AGENT).eval()
+    images, first = torch.randn(3, 3, 32, 32), torch.tensor([0, 5, 9])
+    with torch.no_grad():
+        assert torch.equal(plain_look(agent, images, 6, first), agent.look(images, 6, first).locations)
+
+
+def test_operations_are_counted_as_the_paper_counts_them():
+    """DeiT-Tiny takes 1.25 G multiply-adds for an image; ours leaves out most of the last block."""
+    config = AgentConfig.of_size("tiny", 1000)
+    assert 1.14e9 < forward_flops(config, 198, 196) / 2 < 1.25e9
+    without = dataclasses.replace(config, policy="random")
+    assert training_flops(config, 21) > 1.5 * training_flops(without, 21)
