@@ -2,9 +2,9 @@
 
     python benchmarks/look.py --size small --num-glimpses 21 --threads 2
 
-Three things are timed in turn, round after round, so that a busy machine slows all of them alike: a whole
-`agent.look`; the core's forwards of that look alone, as the agent runs them; and plain forwards of the same
-tokens, where every block computes every token. The median over the rounds is reported.
+Four things are timed in turn, round after round, so that a busy machine slows all of them alike: a whole
+`agent.look`; the forwards of the same tokens by calling `agent.core`; the same with the packed weights that a
+look uses; and plain forwards, where every block computes every token. The median over the rounds is reported.
 """
 
 import argparse
@@ -44,9 +44,16 @@ def measure(size: str, num_glimpses: int, batch_size: int, rounds: int) -> dict[
     inputs = [
         (patches[:, : n * per_glimpse], positions[:, : n * per_glimpse]) for n in range(1, num_glimpses + 1)
     ]
+
+    def packed_forwards() -> None:
+        with agent.thinking():
+            for given in inputs:
+                agent.core(*given)
+
     runs: dict[str, Callable[[], object]] = {
         "look": lambda: agent.look(images, num_glimpses, trace.locations[:, 0]),
         "forwards": lambda: [agent.core(*given) for given in inputs],
+        "packed_forwards": packed_forwards,
         "plain_forwards": lambda: [plain_forward(agent, *given) for given in inputs],
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -55,10 +62,8 @@ def measure(size: str, num_glimpses: int, batch_size: int, rounds: int) -> dict[
             times[name].append(seconds(run))
     median = {name: statistics.median(values) for name, values in times.items()}
     ratios = {
-        "look_over_forwards": [a / b for a, b in zip(times["look"], times["forwards"], strict=True)],
-        "look_over_plain_forwards": [
-            a / b for a, b in zip(times["look"], times["plain_forwards"], strict=True)
-        ],
+        f"look_over_{name}": [a / b for a, b in zip(times["look"], times[name], strict=True)]
+        for name in ("forwards", "packed_forwards", "plain_forwards")
     }
     return median | {name: statistics.median(values) for name, values in ratios.items()}
 
@@ -88,11 +93,12 @@ def main() -> None:
     print(
         f"{arguments.size}, {arguments.num_glimpses} glimpses, {arguments.threads} threads (seconds, medians)"
     )
-    print("batch   look  forwards  plain   look/forwards  look/plain")
+    print("batch   look  forwards  packed  plain   look/forwards  look/packed  look/plain")
     for row in rows:
         print(
-            f"{row['batch']:>5} {row['look']:>6.3f} {row['forwards']:>9.3f} {row['plain_forwards']:>6.3f}"
-            f" {row['look_over_forwards']:>14.3f} {row['look_over_plain_forwards']:>11.3f}"
+            f"{row['batch']:>5} {row['look']:>6.3f} {row['forwards']:>9.3f} {row['packed_forwards']:>7.3f}"
+            f" {row['plain_forwards']:>6.3f} {row['look_over_forwards']:>15.3f}"
+            f" {row['look_over_packed_forwards']:>12.3f} {row['look_over_plain_forwards']:>11.3f}"
         )
 
 

@@ -8,7 +8,7 @@ runs=$(mktemp -d)
 init=$DATA/deit_tiny_patch16_224.fp16.safetensors
 everyone="learned random plus spiral hard no-consistency"
 run() {
-  python3 experiments/real_images.py "$@" --init "$init" --out "$runs" 2>"$runs/errors" ||
+  timeout "${LIMIT:-550}" python3 experiments/real_images.py "$@" --init "$init" --out "$runs" 2>"$runs/errors" ||
     tail -c 3000 "$runs/errors"
 }
 case $stage in

@@ -24,12 +24,12 @@ from stam.benchmark import (
     training_speed,
 )
 from stam.config import AgentConfig
+from stam.gelu import PolynomialGelu
 from stam.loop import Meter, Place
 from stam.optimisation import make_optimiser, restore_optimiser
 from stam.recording import Pipeline
 from stam.settings import RunConfig, TrainingConfig
 from stam.training import AgentLearner
-from stam.vit import PolynomialGelu
 
 AGENT = AgentConfig(
     num_classes=5,

@@ -19,6 +19,7 @@ from stam.episode import Belief, Trace
 from stam.errors import StamError
 from stam.grid import Grid
 from stam.live import Session
+from stam.packing import Linear, PackedWeights
 from stam.policy import Policy, make_policy, random_locations
 from stam.shapes import Float, Int
 from stam.vit import VisionTransformer
@@ -56,8 +57,8 @@ class RowMlp(nn.Module):
     def __init__(self, in_features: int, hidden: int) -> None:
         super().__init__()
         self.fc0, self.bn0 = nn.Linear(in_features, hidden), RowNorm(hidden)
-        self.fc1, self.bn1 = nn.Linear(hidden, hidden), RowNorm(hidden)
-        self.fc2, self.bn2 = nn.Linear(hidden, hidden), RowNorm(hidden)
+        self.fc1, self.bn1 = Linear(hidden, hidden), RowNorm(hidden)
+        self.fc2, self.bn2 = Linear(hidden, hidden), RowNorm(hidden)
         self.fc_final = nn.Linear(hidden, 1)
 
     def finish(self, first: Float[Tensor, "rows hidden"]) -> Float[Tensor, " rows"]:
@@ -74,6 +75,20 @@ class Actor(RowMlp):
     def __init__(self, num_locations: int, width: int, hidden: int) -> None:
         super().__init__(3 * width, hidden)
         self.location_embedding = nn.Parameter(torch.zeros(num_locations, width))
+        self._of_location: Tensor | None = None
+
+    @contextmanager
+    def thinking(self) -> Iterator[None]:
+        """Within it nothing is learned, so W_e e(l) is computed once."""
+        self._of_location = self._rate_locations()
+        try:
+            yield
+        finally:
+            self._of_location = None
+
+    def _rate_locations(self) -> Float[Tensor, "locations hidden"]:
+        split = self.fc0.in_features - self.location_embedding.shape[1]
+        return F.linear(self.location_embedding, self.fc0.weight[:, split:])
 
     def forward(
         self, state: Float[Tensor, "batch features"], candidates: Int[Tensor, "batch candidates"]
@@ -85,7 +100,8 @@ class Actor(RowMlp):
         """
         split = state.shape[1]
         of_state = F.linear(state, self.fc0.weight[:, :split], self.fc0.bias)  # (B, hidden)
-        of_location = F.linear(self.location_embedding, self.fc0.weight[:, split:])  # (L, hidden)
+        kept = self._of_location
+        of_location = self._rate_locations() if kept is None else kept  # (L, hidden)
         first = of_state[:, None] + F.embedding(candidates, of_location)  # (B, K, hidden)
         return self.finish(first.flatten(0, 1)).view(candidates.shape)
 
@@ -133,6 +149,7 @@ class Agent(nn.Module):
         self.critic: Critic | None = None
         self.register_buffer("positions", grid.patch_positions(), persistent=False)
         self.reset_location_embedding()
+        self.packed_weights = PackedWeights(self)
 
     @property
     def grid(self) -> Grid:
@@ -242,7 +259,7 @@ class Agent(nn.Module):
         images = images.to(self.device)
         first = self._first_locations(first_location, images.shape[0], generator)
 
-        with self._evaluating():
+        with torch.no_grad(), self._evaluating(), self.thinking():
             return self.look_from(images, num_glimpses, first, self.policy(policy), generator)
 
     def look_from(
@@ -281,6 +298,16 @@ class Agent(nn.Module):
             yield
         finally:
             self.train(was_training)
+
+    @contextmanager
+    def thinking(self) -> Iterator[None]:
+        """Within it nothing is learned: weights are kept in the form that computes fastest."""
+        with self.packed_weights.in_use():
+            if self.actor is None or torch.is_grad_enabled() or torch.is_autocast_enabled(self.device.type):
+                yield
+            else:
+                with self.actor.thinking():
+                    yield
 
     def session(
         self,

@@ -1,6 +1,7 @@
 """A session: one scene looked at live, fed one glimpse at a time and never given the scene."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -46,6 +47,10 @@ class LiveLooker(Looker, Protocol):
 
     def join(self, memories: Sequence[Any]) -> Any:
         """Joins memories of equally many glimpses into one batch."""
+        ...
+
+    def thinking(self) -> AbstractContextManager[None]:
+        """Within it nothing is learned: the agent may prepare to think fast."""
         ...
 
 
@@ -383,9 +388,10 @@ def settle(updates: Sequence[Update]) -> list[LiveStep]:
     """Thinks about a group of updates in one pass, commits them, and returns what the agent says to each."""
     agent, snapshots = updates[0].session.agent, [update.snapshot for update in updates]
     memories = [snapshot.memory for snapshot in snapshots]
-    belief = agent.believe(memories[0] if len(memories) == 1 else agent.join(memories))
+    with agent.thinking():
+        belief = agent.believe(memories[0] if len(memories) == 1 else agent.join(memories))
+        places = _next_locations(updates, belief.state)
     probabilities = belief.probabilities(agent.config.temperature)
-    places = _next_locations(updates, belief.state)
     steps = []
     for row, (update, snapshot, place) in enumerate(zip(updates, snapshots, places, strict=True)):
         step = update.session.say(probabilities[row], place, update.num_glimpses)

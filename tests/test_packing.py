@@ -1,0 +1,106 @@
+"""Packed weights say what the weights say, are packed again when those change, and leave no trace."""
+
+import copy
+
+import pytest
+import torch
+
+import stam
+from stam.packing import Linear, PackedWeights
+
+CONFIG = stam.AgentConfig(
+    num_classes=5,
+    image_size=32,
+    glimpse_size=8,
+    patch_size=4,
+    width=32,
+    depth=2,
+    num_heads=2,
+    actor_width=64,
+    critic_width=8,
+)
+
+packs = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN to pack for")
+
+
+@packs
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [(1,), (7,), (2, 5), (3, 100)])
+def test_a_packed_layer_agrees_with_a_plain_one(rows):
+    torch.manual_seed(0)
+    layer = Linear(32, 48)
+    x = torch.randn(*rows, 32)
+    plain, activated = layer(x), layer.with_gelu(x)
+    with PackedWeights(layer).in_use():
+        assert layer.packed is not None
+        torch.testing.assert_close(layer(x), plain, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(layer.with_gelu(x), activated, atol=1e-5, rtol=1e-5)
+    assert layer.packed is None
+
+
+@packs
+@torch.no_grad()
+def test_weights_that_changed_are_packed_again():
+    layer = Linear(8, 8)
+    weights, x = PackedWeights(layer), torch.randn(3, 8)
+    with weights.in_use():
+        first = layer.packed
+    with weights.in_use():
+        assert layer.packed is first
+    layer.weight.mul_(2)
+    with weights.in_use():
+        torch.testing.assert_close(layer(x), x @ layer.weight.T + layer.bias, atol=1e-5, rtol=1e-5)
+
+
+def test_nothing_is_packed_while_learning_or_in_half_precision():
+    layer = Linear(8, 8)
+    with PackedWeights(layer).in_use():
+        assert layer.packed is None
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", torch.bfloat16),
+        PackedWeights(layer).in_use(),
+    ):
+        assert layer.packed is None
+
+
+def test_a_look_agrees_with_beliefs_computed_without_packing():
+    torch.manual_seed(0)
+    agent = stam.Agent(CONFIG).eval()
+    images = torch.randn(3, 3, 32, 32)
+    trace = agent.look(images, 5)
+    for count in range(1, 6):
+        locations = trace.locations[:, :count]
+        patches = agent.grid.patches(agent.grid.cut(images, locations))
+        with torch.no_grad():
+            belief = agent.believe(stam.agent.Memory(locations, patches))
+        torch.testing.assert_close(
+            trace.class_logits[:, count - 1], belief.class_logits, atol=1e-5, rtol=1e-4
+        )
+
+
+def test_an_agent_that_is_trained_after_a_look_looks_with_its_new_weights():
+    torch.manual_seed(0)
+    agent = stam.Agent(CONFIG).eval()
+    images, first = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
+    before = agent.look(images, 3, first)
+    with torch.no_grad():
+        for parameter in agent.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    after = agent.look(images, 3, first)
+    assert not torch.allclose(before.class_logits, after.class_logits)
+    fresh = stam.Agent(CONFIG).eval()
+    fresh.load_state_dict(agent.state_dict())
+    torch.testing.assert_close(fresh.look(images, 3, first).class_logits, after.class_logits)
+
+
+def test_an_agent_that_looked_can_be_copied_and_saved():
+    agent = stam.Agent(CONFIG).eval()
+    agent.look(torch.randn(1, 3, 32, 32), 2)
+    twin = copy.deepcopy(agent)
+    assert all("packed" not in name for name in agent.state_dict())
+    first = torch.zeros(1, dtype=torch.long)
+    image = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(
+        twin.look(image, 2, first).class_logits, agent.look(image, 2, first).class_logits
+    )
