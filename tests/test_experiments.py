@@ -81,3 +81,21 @@ def test_pretrain_digits(tmp_path):
         *("--num-heads", 2, "--batch-size", 8, "--num-sets", 1, "--num-scenes", 16, "--device", "cpu"),
     )
     assert (tmp_path / "digits-core" / "model.safetensors").exists()
+
+
+def test_shipping_and_drawing(images, tmp_path):
+    out, assets = tmp_path / "out", tmp_path / "assets"
+    settings = json.dumps({"agent": AGENT, "training": TRAINING, "teacher": TEACHER})
+    run(
+        *("real_images.py", "aid", "--data", images, "--init", "none", "--out", out, "--set", settings),
+        *("--seeds", 2, "--glimpses", 3, "--workers", 0),
+    )
+    (out / "results.json").rename(out / "aid.json")
+    (out / "learned.json").rename(out / "aid-learned.json")
+    assert "aid-curves.png" in run("draw_real_images.py", out, "--out", tmp_path / "images")
+    shown = run(
+        *("ship.py", out / "learned", "--name", "toy", "--evaluation", out / "aid-learned.json"),
+        *("--assets", assets),
+    )
+    assert "toy" in shown
+    assert json.loads((assets / "hashes.json").read_text()).keys() == {"toy"}

@@ -184,7 +184,7 @@ def _folder_of_images(config: RunConfig, wanted: bool) -> Iterator[Path | None]:
         generator = np.random.default_rng(0)
         for label in range(2):
             (Path(name) / str(label)).mkdir()
-        for index in range(config.training.batch_size * 5 // 4 + 2):  # a tenth is held out
+        for index in range(config.training.batch_size * 5 // 4 + 6):  # a tenth is held out
             coarse = generator.integers(0, 256, (40, 52, 3), dtype=np.uint8)
             picture = Image.fromarray(coarse).resize((416, 320), Image.Resampling.BICUBIC)
             picture.save(Path(name) / str(index % 2) / f"{index}.jpg", quality=90)
@@ -225,6 +225,15 @@ def training_flops(config: AgentConfig, num_glimpses: int) -> float:
             total += forward_flops(config, patches * (count + 1) + 2, patches * (count + 1))
             total += 3 * actor_flops(config, config.grid.num_locations - count)
     return total
+
+
+def peak_tera_flops(device: torch.device) -> float:
+    """Measures a large matrix product, in the precision that training uses there."""
+    on_gpu = device.type == "cuda"
+    side, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    times = [_seconds(lambda: a @ b, device) for _ in range(8)][3:]
+    return 2 * side**3 / statistics.median(times) / 1e12
 
 
 @dataclass(frozen=True)
@@ -297,7 +306,7 @@ def look_speed(
     )
 
 
-def _seconds(run: Callable[[], None], device: torch.device) -> float:
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
     _wait(device)
     gc.collect()
     start = time.perf_counter()

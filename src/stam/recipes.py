@@ -99,7 +99,7 @@ def own_images(size: str) -> RunConfig:
         teacher_training=TeacherConfig(
             epochs=20, batch_size=128, base_lr=2e-4, warmup_epochs=1, mixup=0.0, cutmix=0.0, erasing=0.0
         ),
-        init=f"hub:facebook/deit-{size}-patch16-224",
+        init="package:imagenette-tiny" if size == "tiny" else f"hub:facebook/deit-{size}-patch16-224",
     )
 
 

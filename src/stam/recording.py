@@ -5,12 +5,15 @@ updates of it, once into a CUDA graph, and replays that for every later batch: t
 one, and the host is free to prepare the next batch meanwhile.
 """
 
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from sys import stderr
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from stam.agent import Actor, Agent
 from stam.episode import Trace
@@ -46,10 +49,19 @@ class RecordedFunction:
     """
 
     def __init__(
-        self, function: Callable[..., tuple[Tensor, ...] | None], generator: torch.Generator | None = None
+        self,
+        function: Callable[..., tuple[Tensor, ...] | None],
+        generator: torch.Generator | None = None,
+        announced: bool = False,
     ) -> None:
-        """Takes the function, and the one source of randomness it draws from."""
-        self._function, self._generator = function, generator
+        """Takes a function and says how to treat it.
+
+        Args:
+            function: What to record.
+            generator: The one source of randomness it draws from.
+            announced: Whether to say why the first call takes long, since it compiles.
+        """
+        self._function, self._generator, self._announced = function, generator, announced
         self._inputs: tuple[Tensor, ...] | None = None
         self._outputs: tuple[Tensor, ...] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -69,11 +81,17 @@ class RecordedFunction:
         return None if self._outputs is None else tuple(output.clone() for output in self._outputs)
 
     def _run_as_written(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        began = time.monotonic()
+        if self._announced:
+            tqdm.write("compiling for the GPU, once, up to a minute (--no-compile starts at once)", stderr)
         self._inputs = tuple(given.clone() for given in inputs)
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         result = self._function(*self._inputs)
         self._most_bytes = torch.cuda.max_memory_allocated() - before
+        if self._announced:
+            torch.cuda.synchronize()
+            tqdm.write(f"compiled; the first batch took {time.monotonic() - began:.0f} s", stderr)
         return result
 
     def _record(self) -> torch.cuda.CUDAGraph:

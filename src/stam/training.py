@@ -132,9 +132,8 @@ class AgentLearner(Learner):
         policy = self.policy(place.epoch)
         if type(policy) not in self._learn_from:  # a recording holds for one kind of policy
             learn = partial(self.learn, policy)
-            self._learn_from = {
-                type(policy): RecordedFunction(learn, self.generator) if self.record else learn
-            }
+            recorded = RecordedFunction(learn, self.generator, announced=True) if self.record else learn
+            self._learn_from = {type(policy): recorded}
         self._learn_from[type(policy)](images, labels, first)
 
     def learn(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:

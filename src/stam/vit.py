@@ -5,6 +5,7 @@ import importlib.util
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stam.packing import Linear
 from stam.shapes import Float, Int
@@ -50,7 +51,7 @@ class Attention(nn.Module):
             weight, bias = self.qkv.weight, self.qkv.bias
             (query,) = self._heads(F.linear(x[:, :num_queries], weight[:width], bias[:width]), 1)
             key, value = self._heads(F.linear(x, weight[width:], bias[width:]), 2)
-        mixed = F.scaled_dot_product_attention(query, key, value)  # (B, heads, queries, D / heads)
+        mixed = attend(query, key, value)  # (B, heads, queries, D / heads)
         return self.proj(mixed.transpose(1, 2).reshape(batch, -1, width))
 
     def _fits_short_attention(self, qkv: Tensor) -> bool:
@@ -62,6 +63,17 @@ class Attention(nn.Module):
         batch, tokens = projected.shape[:2]
         split = projected.view(batch, tokens, parts, self.num_heads, -1)
         return split.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, tokens, D / heads)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch heads queries head_width"]:
+    """Returns scaled dot-product attention.
+
+    On a GPU not by cuDNN, which makes a plan anew for every number of tokens: an episode has one a glimpse.
+    """
+    if not query.is_cuda or torch.compiler.is_compiling():
+        return F.scaled_dot_product_attention(query, key, value)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(query, key, value)
 
 
 class Mlp(nn.Module):

@@ -5,6 +5,7 @@ restricted loader.
 """
 
 import argparse
+import hashlib
 import json
 import math
 import pickle
@@ -33,6 +34,7 @@ FORMAT_VERSION = "1.0"
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 
+HASHES_FILE = "hashes.json"  # of the models that ship with the package: name, SHA-256 of its weights
 _ASSETS = Path(str(files("stam"))) / "assets"
 
 StateDict = dict[str, Tensor]
@@ -145,8 +147,13 @@ def _from_hugging_face(state: StateDict, source: str) -> StateDict:
 
 
 def read_deit(source: Source) -> StateDict:
-    """Reads a DeiT, plain or distilled, in DeiT's, timm's or Hugging Face's naming, into timm's naming."""
+    """Reads a DeiT, plain or distilled, in DeiT's, timm's or Hugging Face's naming, into timm's naming.
+
+    Of an agent of ours it reads the core.
+    """
     state = read_state_dict(source)
+    if "core.cls_token" in state:
+        state = {name.removeprefix("core."): value for name, value in state.items() if name[:5] == "core."}
     if any(".attention.attention." in name for name in state):
         state = _from_hugging_face(state, _named(source))
     for name in ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"):
@@ -486,10 +493,14 @@ def load_agent(folder: str | Path) -> Agent:
 
 
 def package_folder(name: str) -> Path:
-    """Returns the folder of a model that ships with the package."""
+    """Returns the folder of a model that ships with the package, and checks that it is as it was shipped."""
     if name not in package_names():
         raise WeightsError(f"the package has no model '{name}': {did_you_mean(name, package_names())}")
-    return _ASSETS / name
+    folder = _ASSETS / name
+    recorded = json.loads((_ASSETS / HASHES_FILE).read_text()).get(name)
+    if hashlib.sha256((folder / MODEL_FILE).read_bytes()).hexdigest() != recorded:
+        raise WeightsError(f"the model '{name}' is not as it was shipped: install stam-vision again")
+    return folder
 
 
 def package_names() -> list[str]:
