@@ -24,9 +24,9 @@ TRAINING = {"num_glimpses": 2, "epochs": 1, "batch_size": 4, "device": "cpu"}
 TEACHER = {"epochs": 1, "batch_size": 4, "warmup_epochs": 0, "device": "cpu"}
 
 
-def run(script: str, *arguments: object) -> str:
+def run(script: str, *arguments: object, folder: str = "experiments") -> str:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "experiments" / script), *map(str, arguments)]
+    command = [sys.executable, str(ROOT / folder / script), *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -99,3 +99,14 @@ def test_shipping_and_drawing(images, tmp_path):
     )
     assert "toy" in shown
     assert json.loads((assets / "hashes.json").read_text()).keys() == {"toy"}
+
+
+def test_the_training_benchmark(tmp_path):
+    shown = run(
+        *("training.py", "table", "scaling", "profile", "agreement", "first-batch", "--device", "cpu"),
+        *("--sizes", "tiny", "--batches", 1, "--glimpses", 2, "--look-batch", 1, "--out", tmp_path),
+        folder="benchmarks",
+    )
+    assert "first three batches" in shown
+    found = json.loads((tmp_path / "training.json").read_text())
+    assert found["profile"]["tiny"] and len(found["agreement"]) == 2 and len(found["scaling"]) == 2

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 
 from stam.agent import Agent
 from stam.benchmark import (
+    NoScenes,
     _batches_from,
-    _NoScenes,
-    _teacher,
     forward_flops,
     look_speed,
     loss_agreement,
+    make_teacher,
     plain_look,
     training_flops,
     training_speed,
@@ -48,7 +48,7 @@ def learner(**training) -> AgentLearner:
     torch.manual_seed(0)
     settings = TrainingConfig(**({"num_glimpses": 4, "batch_size": 16, "device": "cpu"} | training))
     config = RunConfig(agent=AGENT, training=settings)
-    return AgentLearner(config, Agent(AGENT), _teacher(AGENT), _NoScenes())
+    return AgentLearner(config, Agent(AGENT), make_teacher(AGENT), NoScenes())
 
 
 def losses_of_a_batch(**training) -> dict[str, float]:

@@ -88,7 +88,7 @@ def training_speed(
         ),
     )
     with _folder_of_images(config, from_files) as folder:
-        learner = AgentLearner(config, Agent(config.agent), _teacher(config.agent), _NoScenes())
+        learner = AgentLearner(config, Agent(config.agent), make_teacher(config.agent), NoScenes())
         train = _batches_from(learner, config, folder, num_batches + 2)
         start = time.perf_counter()
         for _ in range(2):  # compiles, then records
@@ -125,7 +125,7 @@ def training_speed(
     )
 
 
-class _NoScenes:
+class NoScenes:
     """Validation scenes of a run that is never validated."""
 
     classes: tuple[str, ...] = ()
@@ -135,10 +135,12 @@ class _NoScenes:
         return 0
 
     def load(self, index: int, decode_size: int | None = None) -> np.ndarray:
+        """There is nothing to load."""
         raise IndexError(index)
 
 
-def _teacher(config: AgentConfig) -> Teacher:
+def make_teacher(config: AgentConfig) -> Teacher:
+    """Returns an untrained teacher as large as the agent's core."""
     model = VisionTransformer(
         num_classes=config.num_classes,
         patch_size=config.grid.patch_size,
@@ -373,7 +375,7 @@ def loss_agreement(
             compile=path != "eager",
         )
         config = RunConfig(agent=agent, training=training)
-        learner = AgentLearner(config, Agent(agent), _teacher(agent), _NoScenes())
+        learner = AgentLearner(config, Agent(agent), make_teacher(agent), NoScenes())
         if path == "compiled":
             learner.record = False
         losses: dict[str, list[float]] = {}

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_TOKENS = 128
+# warps that share a tile, by its side; `benchmarks/training.py attention` tries others
+WARPS = {"forward": {16: 4, 32: 4, 64: 4, 128: 8}, "backward": {16: 4, 32: 4, 64: 4, 128: 8}}
 
 
 @triton.jit
@@ -80,7 +81,7 @@ def short_attention(qkv: Tensor, num_heads: int) -> Tensor:
     head = width // num_heads
     block = _block(tokens)
     _forward[(batch * num_heads,)](
-        qkv, out, tokens, head**-0.5, num_heads, head, block, num_warps=4 if block < 128 else 8
+        qkv, out, tokens, head**-0.5, num_heads, head, block, num_warps=WARPS["forward"][block]
     )
     return out
 
@@ -94,7 +95,7 @@ def short_attention_backward(qkv: Tensor, dout: Tensor, num_heads: int) -> Tenso
     head = width // num_heads
     block = _block(tokens)
     _backward[(batch * num_heads,)](
-        qkv, dout, dqkv, tokens, head**-0.5, num_heads, head, block, num_warps=4 if block < 128 else 8
+        qkv, dout, dqkv, tokens, head**-0.5, num_heads, head, block, num_warps=WARPS["backward"][block]
     )
     return dqkv
 

@@ -1,0 +1,269 @@
+"""Training and looking on a GPU: the tables of docs/performance.md, a profile, and what the parts cost.
+
+    python benchmarks/training.py table scaling profile agreement attention first-batch --out results
+
+`table`: Tiny and Small at the batches of the baseline, from the device and from files, and looking beside the
+plain loop. `scaling`: against batch and glimpses. `profile`: a batch by kind of kernel. `agreement`: losses
+of every path beside the float32 eager one. `attention`: our kernel and torch's, by tokens and warps.
+`first-batch`: where the time before the second batch goes. Without `stam bench`'s command line, so that it
+needs nothing but torch. Everything printed is also in `--out`.
+"""
+
+import argparse
+import cProfile
+import dataclasses
+import io
+import itertools
+import json
+import pstats
+import re
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
+
+from stam.agent import Agent
+from stam.benchmark import (
+    NoScenes,
+    look_speed,
+    loss_agreement,
+    make_teacher,
+    peak_tera_flops,
+    training_speed,
+)
+from stam.config import AgentConfig
+from stam.loop import Place
+from stam.settings import RunConfig, TrainingConfig
+from stam.training import AgentLearner
+
+KINDS = {  # of kernels, by name; the first that fits counts
+    "attention": r"^_forward$|^_backward$|sdpa|flash|fmha",
+    "matrix products": r"nvjet|gemm|cutlass|splitK|gemv",
+    "layer norm and residual": r"layer_norm|fused_add_mul",
+    "batch norm": r"batch_norm",
+    "GELU": r"gelu|clamp.*mul",
+    "optimiser": r"multi_tensor",
+    "other compiled": r"^triton",
+    "other": r"",
+}
+
+
+def learner(size: str, batch_size: int, num_glimpses: int, device: str, compile: bool = True) -> AgentLearner:
+    config = RunConfig(
+        agent=AgentConfig.of_size(size, 1000),
+        training=TrainingConfig(
+            num_glimpses=num_glimpses, batch_size=batch_size, device=device, compile=compile
+        ),
+    )
+    return AgentLearner(config, Agent(config.agent), make_teacher(config.agent), NoScenes())
+
+
+def random_batch(made: AgentLearner, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.randn(batch_size, 3, *made.agent.grid.image_size, device=made.device)
+    return images, torch.randint(1000, (batch_size,), device=made.device)
+
+
+def table(given: argparse.Namespace) -> Any:
+    rows = []
+    for size, batch in zip(given.sizes, given.batches, strict=True):
+        for from_files in (False, True):
+            speed = training_speed(
+                size,
+                batch,
+                given.glimpses,
+                given.device,
+                num_batches=12 if from_files and given.device != "cpu" else 4,
+                from_files=from_files,
+            )
+            rows.append(dataclasses.asdict(speed))
+            print(
+                f"{size:<6} {batch:>5} {speed.source:<7} {speed.images_per_second:>8.1f} img/s  "
+                f"{speed.memory_gib or 0:>5.1f} GiB  {speed.tera_flops:>6.1f} TFLOP/s  "
+                f"first {speed.first_seconds:.0f} s",
+                flush=True,
+            )
+    look = look_speed(given.sizes[-1], given.look_batch, given.glimpses, given.device, rounds=3)
+    print(
+        f"look {look.size} {look.batch_size}: {look.images_per_second:.0f} img/s, plain float32 "
+        f"{look.plain_images_per_second:.0f}, plain bfloat16 {look.plain_half_images_per_second or 0:.0f}",
+        flush=True,
+    )
+    peak = peak_tera_flops(torch.device(given.device))
+    print(f"peak {peak:.2f} TFLOP/s")
+    return {"training": rows, "looking": dataclasses.asdict(look), "peak_tera_flops": peak}
+
+
+def scaling(given: argparse.Namespace) -> Any:
+    rows = []
+    for size, most in zip(given.sizes, given.batches, strict=True):
+        for batch in sorted({max(1, most // 8), max(1, most // 4), max(1, most // 2), most}):
+            for glimpses in sorted(
+                {max(1, given.glimpses // 3), max(1, 2 * given.glimpses // 3), given.glimpses}
+            ):
+                if batch != most and glimpses != given.glimpses:
+                    continue  # one line each way through the largest
+                speed = training_speed(size, batch, glimpses, given.device, num_batches=2)
+                rows.append(dataclasses.asdict(speed))
+                print(
+                    f"{size:<6} batch {batch:>5} T {glimpses:>2} {speed.images_per_second:>8.1f} img/s "
+                    f"{speed.memory_gib or 0:>5.1f} GiB {speed.tera_flops:>6.1f} TFLOP/s",
+                    flush=True,
+                )
+    return rows
+
+
+def profiled(given: argparse.Namespace) -> Any:
+    found = {}
+    for size, batch in zip(given.sizes, given.batches, strict=True):
+        made = learner(size, batch, given.glimpses, given.device)
+        made.record = False  # the profiler sees kernels one by one
+        images, labels = random_batch(made, batch)
+        made.learn_from(images, labels, Place(0, 0, False))
+        on_gpu = made.device.type == "cuda"
+        with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as run:
+            made.learn_from(images, labels, Place(0, 1, False))
+            if on_gpu:
+                torch.cuda.synchronize()
+        events = [
+            (
+                event.key,
+                (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e3,
+                event.count,
+            )
+            for event in run.key_averages()
+            if not event.key.startswith(("Optimizer", "ProfilerStep"))
+        ]
+        kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+        for key, milliseconds, count in events:
+            kind = next(name for name, pattern in KINDS.items() if re.search(pattern, key))
+            kinds[kind][0] += milliseconds
+            kinds[kind][1] += count
+        total = sum(milliseconds for milliseconds, _ in kinds.values())
+        print(f"{size} {batch}: {total:.1f} ms in {int(sum(n for _, n in kinds.values()))} launches")
+        for name, (milliseconds, count) in sorted(kinds.items(), key=lambda item: -item[1][0]):
+            print(f"  {milliseconds:>8.1f} ms  x{int(count):<6} {name}")
+        for key, milliseconds, count in sorted(events, key=lambda event: -event[1])[: given.most]:
+            print(f"    {milliseconds:>8.2f} ms  x{count:<6} {key[:100]}", flush=True)
+        found[size] = {name: {"ms": ms, "launches": n} for name, (ms, n) in kinds.items()}
+    return found
+
+
+def agreement(given: argparse.Namespace) -> Any:
+    config = AgentConfig.of_size(given.sizes[0], 10, actor_width=256)
+    found = loss_agreement(
+        config, given.device, batch_size=min(64, given.batches[0]), num_glimpses=given.glimpses
+    )
+    for path in found:
+        print(f"{path.path:<20} {path.difference:.2e}", flush=True)
+    return [dataclasses.asdict(path) for path in found]
+
+
+def milliseconds(run: Callable[[], object], repeats: int = 20) -> float:
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[repeats // 4 :])
+
+
+def attention(given: argparse.Namespace) -> Any:
+    from stam.short_attention import WARPS, short_attention, short_attention_backward
+
+    rows = []
+    for size, batch in zip(given.sizes, given.batches, strict=True):
+        config = AgentConfig.of_size(size, 10)
+        for tokens in (6, 14, 30, 62, 86):
+            shape = (batch, tokens, 3 * config.width)
+            qkv = torch.randn(shape, device=given.device, dtype=torch.bfloat16)
+            dout = torch.randn(batch, tokens, config.width, device=given.device, dtype=torch.bfloat16)
+            heads = qkv.view(batch, tokens, 3, config.num_heads, -1).permute(2, 0, 3, 1, 4)
+            row: dict[str, Any] = {"size": size, "tokens": tokens}
+            row["torch"] = milliseconds(lambda heads=heads: F.scaled_dot_product_attention(*heads))  # type: ignore[misc]
+            side = max(16, 1 << (tokens - 1).bit_length())
+            usual = {way: WARPS[way][side] for way in WARPS}
+            for warps in (1, 2, 4, 8):
+                for way in WARPS:
+                    WARPS[way][side] = warps
+                number = config.num_heads
+                row[f"forward, {warps} warps"] = milliseconds(
+                    lambda qkv=qkv, number=number: short_attention(qkv, number)  # type: ignore[misc]
+                )
+                row[f"backward, {warps} warps"] = milliseconds(
+                    lambda qkv=qkv, dout=dout, number=number: short_attention_backward(qkv, dout, number)  # type: ignore[misc]
+                )
+            for way, warps in usual.items():
+                WARPS[way][side] = warps
+            rows.append(row)
+            print(
+                " ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()),
+                flush=True,
+            )
+    return rows
+
+
+def first_batch(given: argparse.Namespace) -> Any:
+    made = learner(given.sizes[0], given.batches[0], given.glimpses, given.device)
+    images, labels = random_batch(made, given.batches[0])
+    watch = cProfile.Profile()
+    marks = [time.perf_counter()]
+    for index in range(3):
+        if index == 0:
+            watch.enable()
+        made.learn_from(images, labels, Place(0, index, False))
+        if made.device.type == "cuda":
+            torch.cuda.synchronize()
+        watch.disable()
+        marks.append(time.perf_counter())
+    seconds = [b - a for a, b in itertools.pairwise(marks)]
+    print("first three batches: " + ", ".join(f"{value:.1f} s" for value in seconds))
+    text = io.StringIO()
+    pstats.Stats(watch, stream=text).sort_stats("cumulative").print_stats(given.most)
+    print("\n".join(line[:140] for line in text.getvalue().splitlines()[4:]), flush=True)
+    return seconds
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "table": table,
+    "scaling": scaling,
+    "profile": profiled,
+    "agreement": agreement,
+    "attention": attention,
+    "first-batch": first_batch,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="+", choices=tuple(PARTS))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sizes", nargs="+", default=["tiny", "small"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[600, 1024], help="one a size")
+    parser.add_argument("--glimpses", type=int, default=21)
+    parser.add_argument("--look-batch", type=int, default=512)
+    parser.add_argument("--most", type=int, default=25, help="lines of a profile")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    found: dict[str, Any] = {}
+    for part in given.parts:
+        began = time.perf_counter()
+        print(f"== {part}", flush=True)
+        found[part] = PARTS[part](given)
+        print(f"({time.perf_counter() - began:.0f} s)", flush=True)
+        if given.out is not None:
+            given.out.mkdir(parents=True, exist_ok=True)
+            (given.out / "training.json").write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
