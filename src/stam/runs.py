@@ -51,6 +51,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def save_content(path: Path, content: str | bytes) -> None:
+    """Writes text or bytes; Ctrl-C or a full disk leaves what was there."""
+    encoded = content.encode() if isinstance(content, str) else content
+    write_atomically(path, lambda place: place.write_bytes(encoded))
+
+
 class RunFolder:
     """A folder that belongs to one run."""
 
@@ -110,7 +116,7 @@ class RunFolder:
             "config": to_plain(config),
         }
         text = json.dumps(record, indent=2) + "\n"
-        write_atomically(self.record_file, lambda path: path.write_text(text))
+        save_content(self.record_file, text)
         save_record(split, self.path / "split.json")
 
     def record(self) -> dict[str, Any]:

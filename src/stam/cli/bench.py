@@ -14,7 +14,7 @@ from stam.cli.parsing import next_command, parse, split_positionals
 from stam.config import CORE_SIZES, require, require_choice
 from stam.errors import ConfigError
 from stam.optimisation import choose_device
-from stam.runs import versions
+from stam.runs import save_content, versions
 
 # (batch, glimpses) that take seconds on such a machine
 _ON_GPU = {"tiny": (600, 21), "small": (1024, 21), "base": (256, 21)}
@@ -88,7 +88,7 @@ def run(arguments: list[str]) -> None:
         from stam.figures import speed as drawing  # needs the extra `figures`
         from stam.figures import to_bytes
 
-        parsed.plot.write_bytes(to_bytes(drawing.training_speed(trained), parsed.plot.suffix[1:]))
+        save_content(parsed.plot, to_bytes(drawing.training_speed(trained), parsed.plot.suffix[1:]))
     if parsed.json:
         result = {
             "machine": machine(device),

@@ -11,7 +11,7 @@ from stam.cli.parsing import next_command, parse
 from stam.config import require
 from stam.errors import StamError, did_you_mean, require_package
 from stam.evaluation import Comparison, compare, load_evaluation
-from stam.evaluation.results import write_atomically
+from stam.runs import save_content
 
 KINDS = (".html", ".md", ".csv", ".json")
 
@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> None:
         pixels=given.pixels,
     )
     for path in given.out:
-        write_atomically(path, rendered(comparison, path.suffix))
+        save_content(path, rendered(comparison, path.suffix))
         print(f"wrote {path}", file=sys.stderr)
     if given.figures is not None:
         from stam.figures import comparison_figures, save_figures

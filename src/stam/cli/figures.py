@@ -15,7 +15,7 @@ from stam.config import require_choice
 from stam.errors import StamError, require_package
 from stam.evaluation import load_evaluation, load_examples
 from stam.evaluation.opening import EVALUATION_FILE, REPORT_FILE, find_agent
-from stam.evaluation.results import write_atomically
+from stam.runs import save_content
 from stam.weights import MODEL_FILE
 
 KINDS = ("png", "svg", "pdf")
@@ -57,9 +57,9 @@ def run(arguments: list[str]) -> None:
     paths = save_figures(pictures, folder, given.kinds, progress=True)
     for number, example in enumerate(examples[:3], start=1):
         paths.append(folder / f"trajectory-{number}.gif")
-        write_atomically(paths[-1], scenes.animation(example))
+        save_content(paths[-1], scenes.animation(example))
     report = given.run / f"{Path(REPORT_FILE).stem}{suffix}.html"
-    write_atomically(report, run_report(evaluation, examples, metrics))
+    save_content(report, run_report(evaluation, examples, metrics))
     if given.json:
         print(json.dumps({"figures": [str(each) for each in paths], "report": str(report)}, indent=1))
     else:

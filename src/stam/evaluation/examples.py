@@ -12,10 +12,10 @@ from stam.agent import Agent
 from stam.data.randomness import random_order
 from stam.episode import Trace
 from stam.errors import StamError
-from stam.evaluation.results import write_atomically
 from stam.evaluation.scenes import LooksAtScenes, SceneReader, first_locations, policy_for
 from stam.grid import Grid
 from stam.policy import SampledPolicy
+from stam.runs import save_content
 from stam.shapes import Float, Int, UInt8
 
 TAU = 4.0  # the sharpness of the policy at the end of the paper's training
@@ -146,7 +146,7 @@ def save_examples(examples: list[Example], path: str | Path) -> None:
     arrays["sizes"] = np.array([grid.image_size, grid.glimpse_size, grid.patch_size])
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_atomically(Path(path), buffer.getvalue())
+    save_content(Path(path), buffer.getvalue())
 
 
 def load_examples(path: str | Path) -> list[Example]:

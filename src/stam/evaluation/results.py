@@ -11,6 +11,7 @@ import numpy as np
 from stam.config import from_plain, to_plain
 from stam.errors import ConfigError, StamError
 from stam.grid import Grid
+from stam.runs import save_content
 from stam.shapes import Float
 
 FORMAT = "stam-evaluation"
@@ -338,7 +339,7 @@ def read_format(text: str, name: str, version: str, where: str) -> Mapping[str, 
 
 def save_evaluation(evaluation: Evaluation, path: str | Path) -> None:
     """Writes a result as JSON; the file appears whole or not at all."""
-    write_atomically(Path(path), evaluation.to_json() + "\n")
+    save_content(Path(path), evaluation.to_json() + "\n")
 
 
 def load_evaluation(path: str | Path) -> Evaluation:
@@ -351,16 +352,3 @@ def load_evaluation(path: str | Path) -> Evaluation:
         return Evaluation.from_json(text, f"'{path}'")
     except ConfigError as error:
         raise StamError(f"'{path}' is damaged: {error}; evaluate again") from error
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file beside its place and moves it there, so that Ctrl-C leaves no half of it."""
-    partial = path.with_name(f".{path.name}.writing")
-    try:
-        if isinstance(content, bytes):
-            partial.write_bytes(content)
-        else:
-            partial.write_text(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

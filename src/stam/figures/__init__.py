@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stam.runs import save_content
+
 from stam.figures.style import DARK, LIGHT, THEMES, Theme, data_uri, to_bytes  # isort: skip  (checks for matplotlib)
 
 from matplotlib.figure import Figure
@@ -11,7 +13,7 @@ from tqdm import tqdm
 
 from stam.evaluation.comparison import Comparison
 from stam.evaluation.examples import Example
-from stam.evaluation.results import Evaluation, write_atomically
+from stam.evaluation.results import Evaluation
 from stam.figures import comparisons, curves, scenes
 
 __all__ = [
@@ -87,6 +89,6 @@ def save_figures(
     ):
         for kind in kinds:
             path = folder / f"{name}.{kind}"
-            write_atomically(path, to_bytes(figure, kind))
+            save_content(path, to_bytes(figure, kind))
             paths.append(path)
     return paths
