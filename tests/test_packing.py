@@ -13,10 +13,10 @@ CONFIG = stam.AgentConfig(
     image_size=32,
     glimpse_size=8,
     patch_size=4,
-    width=32,
+    width=128,
     depth=2,
     num_heads=2,
-    actor_width=64,
+    actor_width=512,
     critic_width=8,
 )
 
@@ -31,7 +31,7 @@ def test_a_packed_layer_agrees_with_a_plain_one(rows):
     layer = Linear(32, 48)
     x = torch.randn(*rows, 32)
     plain, activated = layer(x), layer.with_gelu(x)
-    with PackedWeights(layer).in_use():
+    with PackedWeights(layer, least=0).in_use():
         assert layer.packed is not None
         torch.testing.assert_close(layer(x), plain, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(layer.with_gelu(x), activated, atol=1e-5, rtol=1e-5)
@@ -42,7 +42,7 @@ def test_a_packed_layer_agrees_with_a_plain_one(rows):
 @torch.no_grad()
 def test_weights_that_changed_are_packed_again():
     layer = Linear(8, 8)
-    weights, x = PackedWeights(layer), torch.randn(3, 8)
+    weights, x = PackedWeights(layer, least=0), torch.randn(3, 8)
     with weights.in_use():
         first = layer.packed
     with weights.in_use():
@@ -54,14 +54,20 @@ def test_weights_that_changed_are_packed_again():
 
 def test_nothing_is_packed_while_learning_or_in_half_precision():
     layer = Linear(8, 8)
-    with PackedWeights(layer).in_use():
+    with PackedWeights(layer, least=0).in_use():
         assert layer.packed is None
     with (
         torch.no_grad(),
         torch.autocast("cpu", torch.bfloat16),
-        PackedWeights(layer).in_use(),
+        PackedWeights(layer, least=0).in_use(),
     ):
         assert layer.packed is None
+
+
+def test_small_layers_are_left_alone():
+    layers = torch.nn.Sequential(Linear(8, 8), Linear(512, 512))
+    with torch.no_grad(), PackedWeights(layers).in_use():
+        assert [layer.packed is None for layer in layers] == [True, not torch.backends.mkldnn.is_available()]
 
 
 def test_a_look_agrees_with_beliefs_computed_without_packing():

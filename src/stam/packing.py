@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stam.gelu import gelu
 from stam.shapes import Float
 
+_LEAST = 100_000  # weights: for smaller layers calling oneDNN takes longer than it saves
 _ROWS = 64  # oneDNN lays weights out for a number of rows; this one serves 1 to some hundred
 
 
@@ -40,8 +41,10 @@ class Linear(nn.Linear):
 class PackedWeights:
     """Keeps the packed weights of a module's linear layers, and packs again those that have changed."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._layers = [layer for layer in module.modules() if isinstance(layer, Linear)]
+    def __init__(self, module: nn.Module, least: int = _LEAST) -> None:
+        """Takes a module, and the least number of weights for which a layer is packed."""
+        layers = [layer for layer in module.modules() if isinstance(layer, Linear)]
+        self._layers = [layer for layer in layers if layer.weight.numel() >= least]
         self._kept: dict[int, tuple[tuple[int, int], Tensor]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
