@@ -236,7 +236,10 @@ class Agent(nn.Module):
         """Returns the policy meant: one given, one named, or by default the agent's own."""
         if isinstance(policy, Policy):
             return policy
-        return make_policy(policy or self.config.policy, self.grid, self.actor)
+        rate = (
+            None if self.actor is None else self.actor.forward
+        )  # not compiled: it decides, it does not learn
+        return make_policy(policy or self.config.policy, self.grid, rate)
 
     def look(
         self,

@@ -20,7 +20,7 @@ from stam.data import open_folder
 from stam.data.augment import AugmentConfig
 from stam.loop import Place, Plan, load_batches
 from stam.optimisation import autocast
-from stam.recording import RecordedLook, compile_parts
+from stam.recording import RecordedLook
 from stam.settings import DataConfig, RunConfig, TrainingConfig
 from stam.teacher import Teacher
 from stam.training import AgentLearner
@@ -249,7 +249,7 @@ class LookSpeed:
         images_per_second: Ours, in the precision evaluation uses.
         plain_images_per_second: The plain loop's, not compiled, in float32.
         plain_half_images_per_second: The same in bfloat16, on a GPU.
-        first_seconds: Our first look, compiling included.
+        first_seconds: Our first look.
     """
 
     size: str
@@ -290,18 +290,12 @@ def look_speed(
     times: dict[str, list[float]] = {name: [] for name in (*runs, "ours")}
     for run in runs.values():
         run()  # warm
-    for _ in range(rounds if fast else 0):  # before the blocks are compiled
-        for name, run in runs.items():
-            times[name].append(_seconds(run, place))
     recorded = RecordedLook(agent, num_glimpses, agent.policy()) if fast else None
-    if fast:
-        compile_parts(agent)
     first_seconds = _seconds(ours, place)
     ours()
     for _ in range(rounds):
-        if not fast:
-            times["plain"].append(_seconds(plain, place))
-        times["ours"].append(_seconds(ours, place))
+        for name, run in (*runs.items(), ("ours", ours)):
+            times[name].append(_seconds(run, place))
     rates = {name: batch_size / statistics.median(values) for name, values in times.items()}
     return LookSpeed(
         size, batch_size, num_glimpses, rates["ours"], rates["plain"], rates.get("plain_half"), first_seconds

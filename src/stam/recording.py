@@ -25,7 +25,7 @@ def compile_parts(*models: nn.Module, backend: str = "inductor") -> None:
     """Compiles every transformer block and actor of the models, in place; parameters and their names stay.
 
     All blocks of a size share one compiled function, for any number of tokens. The compiling itself happens
-    when a part first runs.
+    when a part first learns; to look it runs as written.
     """
     if backend == "inductor":
         from torch._inductor.async_compile import AsyncCompile  # takes seconds to import

@@ -186,8 +186,10 @@ class VisionTransformer(nn.Module):
         x = torch.cat((self._readout_tokens(patches.shape[0]), self.embed(patches, positions)), dim=1)
         *early, last = self.blocks
         for index, block in enumerate(early):
-            x = block(x, None if drop_masks is None else drop_masks[index])
-        # never compiled: it is one of many, and would take as long to compile as all the others
+            # only learning is worth compiling for; what is compiled is the call, not `forward`
+            run = block if self.training else block.forward
+            x = run(x, None if drop_masks is None else drop_masks[index])
+        # nor is the last one, which differs: it would take as long to compile as all the others
         x = last.forward(x, None if drop_masks is None else drop_masks[-1], num_queries=self.num_readout)
         return self.norm(x)
 
