@@ -17,7 +17,7 @@ def test_a_table_and_a_plot(tmp_path, capsys):
     assert [line.split()[:3] for line in shown.out.splitlines() if line.startswith("tiny")] == [
         ["tiny", "1", "1"],
         ["tiny", "1", "2"],
-        ["tiny", "1", "21"],
+        ["tiny", "1", "2"],
     ]
     assert "next: stam train" in shown.err
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")

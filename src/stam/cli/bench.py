@@ -29,7 +29,7 @@ class Arguments:
         device: `auto`, `cpu`, `cuda` or `cuda:1`.
         sizes: Cores to measure.
         batch_sizes: Scenes in a training batch, several to see how cost grows; none is what suits the device.
-        num_glimpses: Glimpses in an episode, likewise.
+        num_glimpses: Glimpses in an episode, likewise; looking takes the most of them, or 21.
         look_batch: Scenes looked at together; none is 512 on a GPU and 1 elsewhere.
         batches: How many training batches to time, and how many looks.
         files: Also train from image files, with augmentation.
@@ -80,9 +80,9 @@ def run(arguments: list[str]) -> None:
                         )
                     )
                     _say(_training_row(trained[-1], peak))
-        looked.append(
-            look_speed(size, parsed.look_batch or (512 if device.type == "cuda" else 1), 21, str(device))
-        )
+        look_batch = parsed.look_batch or (512 if device.type == "cuda" else 1)
+        most = max(parsed.num_glimpses or (21,))
+        looked.append(look_speed(size, look_batch, most, str(device), rounds=parsed.batches))
         _say(_look_row(looked[-1]))
     if parsed.plot is not None:
         from stam.figures import speed as drawing  # needs the extra `figures`
