@@ -188,7 +188,7 @@ def attention(given: argparse.Namespace) -> Any:
             heads = qkv.view(batch, tokens, 3, config.num_heads, -1).permute(2, 0, 3, 1, 4)
             row: dict[str, Any] = {"size": size, "tokens": tokens}
             row["torch"] = milliseconds(lambda heads=heads: F.scaled_dot_product_attention(*heads))  # type: ignore[misc]
-            side = max(16, 1 << (tokens - 1).bit_length())
+            side = max(32, 1 << (tokens - 1).bit_length())
             usual = {way: WARPS[way][side] for way in WARPS}
             for warps in (1, 2, 4, 8):
                 for way in WARPS:

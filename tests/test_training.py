@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from stam import recording
 from stam.agent import Agent
 from stam.benchmark import (
     NoScenes,
@@ -24,6 +26,7 @@ from stam.benchmark import (
     training_speed,
 )
 from stam.config import AgentConfig
+from stam.evaluation.scenes import SceneOrders, random_orders
 from stam.gelu import PolynomialGelu
 from stam.loop import Meter, Place
 from stam.optimisation import make_optimiser, restore_optimiser
@@ -207,3 +210,22 @@ def test_operations_are_counted_as_the_paper_counts_them():
     assert 1.14e9 < forward_flops(config, 198, 196) / 2 < 1.25e9
     without = dataclasses.replace(config, policy="random")
     assert training_flops(config, 21) > 1.5 * training_flops(without, 21)
+
+
+@pytest.mark.parametrize("policy", ["learned", "spiral", "random"])
+def test_recorded_looks_are_looks(policy, monkeypatch):
+    """Without a GPU nothing is recorded, but what would be is the same."""
+    monkeypatch.setattr(recording, "RecordedFunction", lambda function: function)
+    torch.manual_seed(0)
+    agent, grid = Agent(AGENT).eval(), AGENT.grid
+    images, first = torch.randn(3, 3, 32, 32), torch.tensor([0, 5, 9])
+    if policy == "random":
+        orders = random_orders(grid, np.arange(3), seed=1)
+        given, more = orders, (orders.priorities,)
+        recorded = recording.RecordedLook(agent, 6, SceneOrders)
+    else:
+        given, more = agent.policy(policy), ()
+        recorded = recording.RecordedLook(agent, 6, lambda: given)
+    trace, wanted = recorded(images, first, *more), agent.look(images, 6, first, given)
+    assert torch.equal(trace.locations, wanted.locations)
+    torch.testing.assert_close(trace.probabilities, wanted.probabilities, atol=1e-5, rtol=1e-4)

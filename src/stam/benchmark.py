@@ -290,7 +290,7 @@ def look_speed(
     times: dict[str, list[float]] = {name: [] for name in (*runs, "ours")}
     for run in runs.values():
         run()  # warm
-    recorded = RecordedLook(agent, num_glimpses, agent.policy()) if fast else None
+    recorded = RecordedLook(agent, num_glimpses, agent.policy) if fast else None
     first_seconds = _seconds(ours, place)
     ours()
     for _ in range(rounds):

@@ -113,25 +113,32 @@ class RecordedFunction:
 
 
 class RecordedLook:
-    """`Agent.look` with one policy, for many batches of one size on a GPU."""
+    """`Agent.look` with one kind of policy, for many batches of one size on a GPU."""
 
-    def __init__(self, agent: Agent, num_glimpses: int, policy: Policy) -> None:
-        """Takes an agent in evaluation mode; the policy must not draw at random."""
+    def __init__(self, agent: Agent, num_glimpses: int, policy: Callable[..., Policy]) -> None:
+        """Prepares to look.
 
-        def look(images: Tensor, first_location: Tensor) -> tuple[Tensor, ...]:
+        Args:
+            agent: In evaluation mode.
+            num_glimpses: Glimpses to sense in each scene.
+            policy: Makes the policy from the tensors that a call gives beside images and first locations;
+                it must not draw at random.
+        """
+
+        def look(images: Tensor, first_location: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
             dtype = torch.get_autocast_dtype(images.device.type)
             enabled = torch.is_autocast_enabled(images.device.type)
             # rounded weights that are kept belong to whoever looked first, not to the recording
             with torch.autocast(images.device.type, dtype, enabled, cache_enabled=False):
-                trace = agent.look_from(images, num_glimpses, first_location, policy)
+                trace = agent.look_from(images, num_glimpses, first_location, policy(*more))
             return trace.locations, trace.class_logits, trace.distill_logits, trace.probabilities
 
         self._look = RecordedFunction(look)
 
     @torch.no_grad()
-    def __call__(self, images: Tensor, first_location: Tensor) -> Trace:
+    def __call__(self, images: Tensor, first_location: Tensor, *more: Tensor) -> Trace:
         """Looks at a batch of scenes."""
-        outputs = self._look(images, first_location)
+        outputs = self._look(images, first_location, *more)
         assert outputs is not None
         return Trace(*outputs)
 

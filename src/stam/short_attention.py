@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 # warps that share a tile, by its side; `benchmarks/training.py attention` tries others
-WARPS = {"forward": {16: 4, 32: 4, 64: 4, 128: 8}, "backward": {16: 4, 32: 4, 64: 4, 128: 8}}
+WARPS = {"forward": {32: 4, 64: 4, 128: 8}, "backward": {32: 4, 64: 4, 128: 8}}
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def short_attention_backward(qkv: Tensor, dout: Tensor, num_heads: int) -> Tenso
 
 
 def _block(tokens: int) -> int:
-    return max(16, triton.next_power_of_2(tokens))
+    return max(min(WARPS["forward"]), triton.next_power_of_2(tokens))  # few sizes: each is compiled
 
 
 @short_attention.register_fake

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from stam import distributed
 from stam.agent import Agent
@@ -36,13 +36,14 @@ from stam.evaluation.scenes import (
     OWN,
     LooksAtScenes,
     SceneBatch,
+    SceneOrders,
     SceneReader,
     first_locations,
     policy_for,
 )
 from stam.evaluation.whole_image import describe_whole_image, whole_image_ranks
 from stam.optimisation import autocast
-from stam.policy import ORDERS
+from stam.policy import ORDERS, Policy
 from stam.recording import RecordedLook
 from stam.runs import versions
 from stam.settings import PRECISIONS
@@ -237,12 +238,22 @@ class _Measurement:
     def _trace(self, batch: SceneBatch, seed: int) -> Trace:
         first = first_locations(self.grid, batch.indices, seed)
         policy = policy_for(self.policy, self.grid, batch.indices, seed)
-        if self.device.type == "cuda" and isinstance(self.agent, Agent) and isinstance(policy, str):
-            if self._recorded is None:
-                self._recorded = RecordedLook(self.agent, self.num_glimpses, self.agent.policy(policy))
-            return self._recorded(batch.images, first.to(self.device))
+        if self.device.type == "cuda" and isinstance(self.agent, Agent):
+            return self._recorded_trace(self.agent, batch, first.to(self.device), policy)
         generator = torch.Generator().manual_seed(seed)
         return self.agent.look(batch.images, self.num_glimpses, first, policy, generator)
+
+    def _recorded_trace(
+        self, agent: Agent, batch: SceneBatch, first: Tensor, policy: Policy | str | None
+    ) -> Trace:
+        """Looks as the other batches did, which on a GPU need be recorded only once."""
+        by_scene = isinstance(policy, SceneOrders)
+        if self._recorded is None:
+            fixed = None if by_scene else agent.policy(policy)
+            make = SceneOrders if fixed is None else lambda: fixed
+            self._recorded = RecordedLook(agent, self.num_glimpses, make)
+        more = (policy.priorities.to(self.device),) if isinstance(policy, SceneOrders) else ()
+        return self._recorded(batch.images, first, *more)
 
     def _fit_temperature(self) -> tuple[float, int]:
         """Fits the temperature on the first half; looks at it once, since one number needs no more."""

@@ -56,7 +56,7 @@ class SceneOrders(Policy):
     """An order of locations for each scene of a batch; the random policy, pinned to scenes."""
 
     def __init__(self, priorities: Float[Tensor, "batch locations"]) -> None:
-        self._priorities = priorities
+        self.priorities = priorities
 
     def decide(
         self,
@@ -66,12 +66,12 @@ class SceneOrders(Policy):
         num_seen: int | None = None,
     ) -> Decision:
         """Picks the unseen location of highest priority."""
-        self._priorities = self._priorities.to(seen.device)
-        return Decision(self._priorities.masked_fill(seen, -1).argmax(dim=1))
+        self.priorities = self.priorities.to(seen.device)
+        return Decision(self.priorities.masked_fill(seen, -1).argmax(dim=1))
 
     def select(self, samples: Int[Tensor, " kept"]) -> "SceneOrders":
         """Returns the orders of some samples."""
-        return SceneOrders(self._priorities.to(samples.device)[samples])
+        return SceneOrders(self.priorities.to(samples.device)[samples])
 
 
 def first_locations(grid: Grid, indices: Int[np.ndarray, " batch"], seed: int) -> Int[Tensor, " batch"]:
