@@ -223,7 +223,9 @@ function renderVerdict(count) {
   const panel = $("label").closest(".verdict");
   panel.classList.toggle("stopped", stopped);
   $("label").textContent = entry ? entry.label : "?";
-  $("label").classList.toggle("long", (entry?.label.length ?? 0) > 12);
+  const length = entry?.label.length ?? 0;
+  $("label").classList.toggle("word", length > 3 && length <= 9);
+  $("label").classList.toggle("long", length > 9);
   $("confidence").textContent = entry ? `${percent(entry.confidence)} sure` : "";
   $("status").textContent = statusText(count, stopped, total);
   $("seen-share").style.setProperty("--share", count / total);
