@@ -97,7 +97,14 @@ def own_images(size: str) -> RunConfig:
             validate_every=5,
         ),
         teacher_training=TeacherConfig(
-            epochs=20, batch_size=128, base_lr=2e-4, warmup_epochs=1, mixup=0.0, cutmix=0.0, erasing=0.0
+            epochs=20,
+            batch_size=128,
+            base_lr=2e-4,
+            warmup_epochs=1,
+            mixup=0.0,
+            cutmix=0.0,
+            erasing=0.0,
+            compile=False,
         ),
         init="package:imagenette-tiny" if size == "tiny" else f"hub:facebook/deit-{size}-patch16-224",
     )
@@ -146,6 +153,7 @@ def aid() -> RunConfig:
             mixup=0.0,
             cutmix=0.0,
             erasing=0.0,
+            compile=False,  # 40 epochs of 8,000 images take as long as compiling
             validate_every=10,
         ),
         teacher=None,
