@@ -10,27 +10,12 @@ look uses; and plain forwards, where every block computes every token. The media
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 import stam
-
-
-def seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def plain_forward(agent: stam.Agent, patches: Tensor, positions: Tensor) -> Tensor:
-    core = agent.core
-    x = torch.cat((core._readout_tokens(patches.shape[0]), core.embed(patches, positions)), dim=1)
-    for block in core.blocks:
-        x = block(x)
-    return core.norm(x)
+from stam.benchmark import plain_encode, seconds
 
 
 @torch.no_grad()
@@ -54,12 +39,12 @@ def measure(size: str, num_glimpses: int, batch_size: int, rounds: int) -> dict[
         "look": lambda: agent.look(images, num_glimpses, trace.locations[:, 0]),
         "forwards": lambda: [agent.core(*given) for given in inputs],
         "packed_forwards": packed_forwards,
-        "plain_forwards": lambda: [plain_forward(agent, *given) for given in inputs],
+        "plain_forwards": lambda: [plain_encode(agent, *given) for given in inputs],
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            times[name].append(seconds(run))
+            times[name].append(seconds(run, agent.device))
     median = {name: statistics.median(values) for name, values in times.items()}
     ratios = {
         f"look_over_{name}": [a / b for a, b in zip(times["look"], times[name], strict=True)]

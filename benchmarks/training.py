@@ -28,16 +28,17 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from stam.agent import Agent
 from stam.benchmark import (
-    NoScenes,
     look_speed,
     loss_agreement,
-    make_teacher,
+    make_learner,
     peak_tera_flops,
+    random_batch,
+    seconds,
     training_speed,
 )
 from stam.config import AgentConfig
+from stam.evaluation.early_exit import synchronise
 from stam.loop import Place
 from stam.settings import RunConfig, TrainingConfig
 from stam.training import AgentLearner
@@ -54,19 +55,9 @@ KINDS = {  # of kernels, by name; the first that fits counts
 }
 
 
-def learner(size: str, batch_size: int, num_glimpses: int, device: str, compile: bool = True) -> AgentLearner:
-    config = RunConfig(
-        agent=AgentConfig.of_size(size, 1000),
-        training=TrainingConfig(
-            num_glimpses=num_glimpses, batch_size=batch_size, device=device, compile=compile
-        ),
-    )
-    return AgentLearner(config, Agent(config.agent), make_teacher(config.agent), NoScenes())
-
-
-def random_batch(made: AgentLearner, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    images = torch.randn(batch_size, 3, *made.agent.grid.image_size, device=made.device)
-    return images, torch.randint(1000, (batch_size,), device=made.device)
+def learner(size: str, batch_size: int, given: argparse.Namespace) -> AgentLearner:
+    training = TrainingConfig(num_glimpses=given.glimpses, batch_size=batch_size, device=given.device)
+    return make_learner(RunConfig(agent=AgentConfig.of_size(size, 1000), training=training))
 
 
 def table(given: argparse.Namespace) -> Any:
@@ -121,15 +112,14 @@ def scaling(given: argparse.Namespace) -> Any:
 def profiled(given: argparse.Namespace) -> Any:
     found = {}
     for size, batch in zip(given.sizes, given.batches, strict=True):
-        made = learner(size, batch, given.glimpses, given.device)
+        made = learner(size, batch, given)
         made.record = False  # the profiler sees kernels one by one
-        images, labels = random_batch(made, batch)
+        images, labels = random_batch(made)
         made.learn_from(images, labels, Place(0, 0, False))
         on_gpu = made.device.type == "cuda"
         with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as run:
             made.learn_from(images, labels, Place(0, 1, False))
-            if on_gpu:
-                torch.cuda.synchronize()
+            synchronise(made.device)
         events = [
             (
                 event.key,
@@ -165,13 +155,7 @@ def agreement(given: argparse.Namespace) -> Any:
 
 
 def milliseconds(run: Callable[[], object], repeats: int = 20) -> float:
-    times = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - start))
+    times = [1e3 * seconds(run, torch.device("cuda")) for _ in range(repeats)]
     return statistics.median(times[repeats // 4 :])
 
 
@@ -211,24 +195,23 @@ def attention(given: argparse.Namespace) -> Any:
 
 
 def first_batch(given: argparse.Namespace) -> Any:
-    made = learner(given.sizes[0], given.batches[0], given.glimpses, given.device)
-    images, labels = random_batch(made, given.batches[0])
+    made = learner(given.sizes[0], given.batches[0], given)
+    images, labels = random_batch(made)
     watch = cProfile.Profile()
     marks = [time.perf_counter()]
     for index in range(3):
         if index == 0:
             watch.enable()
         made.learn_from(images, labels, Place(0, index, False))
-        if made.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronise(made.device)
         watch.disable()
         marks.append(time.perf_counter())
-    seconds = [b - a for a, b in itertools.pairwise(marks)]
-    print("first three batches: " + ", ".join(f"{value:.1f} s" for value in seconds))
+    each = [b - a for a, b in itertools.pairwise(marks)]
+    print("first three batches: " + ", ".join(f"{value:.1f} s" for value in each))
     text = io.StringIO()
     pstats.Stats(watch, stream=text).sort_stats("cumulative").print_stats(given.most)
     print("\n".join(line[:140] for line in text.getvalue().splitlines()[4:]), flush=True)
-    return seconds
+    return each
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {

@@ -75,20 +75,17 @@ class Actor(RowMlp):
     def __init__(self, num_locations: int, width: int, hidden: int) -> None:
         super().__init__(3 * width, hidden)
         self.location_embedding = nn.Parameter(torch.zeros(num_locations, width))
+        self._is_thinking = False
         self._of_location: Tensor | None = None
 
     @contextmanager
     def thinking(self) -> Iterator[None]:
-        """Within it nothing is learned, so W_e e(l) is computed once."""
-        self._of_location = self._rate_locations()
+        """Within it nothing is learned, so W_e e(l) is computed once, when first asked for."""
+        self._is_thinking, self._of_location = True, None
         try:
             yield
         finally:
-            self._of_location = None
-
-    def _rate_locations(self) -> Float[Tensor, "locations hidden"]:
-        split = self.fc0.in_features - self.location_embedding.shape[1]
-        return F.linear(self.location_embedding, self.fc0.weight[:, split:])
+            self._is_thinking, self._of_location = False, None
 
     def forward(
         self, state: Float[Tensor, "batch features"], candidates: Int[Tensor, "batch candidates"]
@@ -100,8 +97,11 @@ class Actor(RowMlp):
         """
         split = state.shape[1]
         of_state = F.linear(state, self.fc0.weight[:, :split], self.fc0.bias)  # (B, hidden)
-        kept = self._of_location
-        of_location = self._rate_locations() if kept is None else kept  # (L, hidden)
+        of_location = self._of_location if self._is_thinking else None
+        if of_location is None:
+            of_location = F.linear(self.location_embedding, self.fc0.weight[:, split:])  # (L, hidden)
+            if self._is_thinking:
+                self._of_location = of_location
         first = of_state[:, None] + F.embedding(candidates, of_location)  # (B, K, hidden)
         return self.finish(first.flatten(0, 1)).view(candidates.shape)
 
@@ -236,9 +236,8 @@ class Agent(nn.Module):
         """Returns the policy meant: one given, one named, or by default the agent's own."""
         if isinstance(policy, Policy):
             return policy
-        rate = (
-            None if self.actor is None else self.actor.forward
-        )  # not compiled: it decides, it does not learn
+        # not the call, which training compiles: here the actor decides and does not learn
+        rate = None if self.actor is None else self.actor.forward
         return make_policy(policy or self.config.policy, self.grid, rate)
 
     def look(

@@ -18,10 +18,13 @@ from stam.agent import Agent
 from stam.config import AgentConfig
 from stam.data import open_folder
 from stam.data.augment import AugmentConfig
+from stam.evaluation import actor_multiply_adds, core_multiply_adds
+from stam.evaluation.early_exit import synchronise
 from stam.loop import Place, Plan, load_batches
 from stam.optimisation import autocast
 from stam.recording import RecordedLook
 from stam.settings import DataConfig, RunConfig, TrainingConfig
+from stam.shapes import Float, Int
 from stam.teacher import Teacher
 from stam.training import AgentLearner
 from stam.vit import VisionTransformer
@@ -88,12 +91,12 @@ def training_speed(
         ),
     )
     with _folder_of_images(config, from_files) as folder:
-        learner = AgentLearner(config, Agent(config.agent), make_teacher(config.agent), NoScenes())
-        train = _batches_from(learner, config, folder, num_batches + 2)
+        learner = make_learner(config)
+        train = batches_from(learner, folder, num_batches + 2)
         start = time.perf_counter()
         for _ in range(2):  # compiles, then records
             next(train)
-        _wait(learner.device)
+        synchronise(learner.device)
         first_seconds = time.perf_counter() - start
         if learner.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -102,12 +105,12 @@ def training_speed(
         start = time.perf_counter()
         for _ in train:
             if not from_files:  # there the next batch is prepared meanwhile, so only the whole counts
-                _wait(learner.device)
+                synchronise(learner.device)
                 now = time.perf_counter()
                 rates.append(batch_size / (now - start))
                 start = now
         if from_files:
-            _wait(learner.device)
+            synchronise(learner.device)
             rates = [num_batches * batch_size / (time.perf_counter() - start)]
         memory = torch.cuda.max_memory_reserved() / 2**30 if learner.device.type == "cuda" else None
     median = statistics.median(rates)
@@ -120,7 +123,7 @@ def training_speed(
         median,
         (min(rates), max(rates)),
         memory,
-        median * training_flops(config.agent, num_glimpses) / 1e12,
+        median * training_flops(config.agent, num_glimpses, batch_size) / 1e12,
         first_seconds,
     )
 
@@ -153,25 +156,33 @@ def make_teacher(config: AgentConfig) -> Teacher:
     return Teacher(model, config.num_classes)
 
 
-def _batches_from(
-    learner: AgentLearner, config: RunConfig, folder: Path | None, num_batches: int
-) -> Iterator[None]:
-    batch_size = config.training.batch_size
+def make_learner(config: RunConfig) -> AgentLearner:
+    """Returns an untrained agent that learns from an untrained teacher."""
+    return AgentLearner(config, Agent(config.agent), make_teacher(config.agent), NoScenes())
+
+
+def random_batch(learner: AgentLearner) -> tuple[Tensor, Tensor]:
+    """Returns a batch of random images and labels, on the learner's device."""
+    agent, batch_size = learner.config.agent, learner.training.batch_size
+    generator = torch.Generator(learner.device).manual_seed(0)
+    shape = (batch_size, agent.channels, *agent.grid.image_size)
+    images = torch.randn(shape, device=learner.device, generator=generator)
+    labels = torch.randint(agent.num_classes, (batch_size,), device=learner.device, generator=generator)
+    return images, labels
+
+
+def batches_from(learner: AgentLearner, folder: Path | None, num_batches: int) -> Iterator[None]:
+    """Trains on image files, or where no folder is given on random images; yields after each batch."""
     if folder is None:
-        shape = (batch_size, config.agent.channels, *config.agent.grid.image_size)
-        generator = torch.Generator(learner.device).manual_seed(0)
-        images = torch.randn(shape, device=learner.device, generator=generator)
-        labels = torch.randint(
-            config.agent.num_classes, (batch_size,), device=learner.device, generator=generator
-        )
+        images, labels = random_batch(learner)
         for index in range(num_batches):
             learner.learn_from(images, labels, Place(0, index, False))
             yield
         return
     scenes = open_folder(folder).train
-    plan = Plan(len(scenes), num_batches, batch_size, 1.0, 0)
+    plan = Plan(len(scenes), num_batches, learner.training.batch_size, 1.0, 0)
     planned = [next(iter(plan.batches_from((epoch, 0)))) for epoch in range(num_batches)]
-    for place, raw in load_batches(scenes, planned, config.data):
+    for place, raw in load_batches(scenes, planned, learner.config.data):
         learner.train_batch(place, raw)
         yield
 
@@ -193,40 +204,19 @@ def _folder_of_images(config: RunConfig, wanted: bool) -> Iterator[Path | None]:
         yield Path(name)
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def training_flops(config: AgentConfig, num_glimpses: int, batch_size: int = 1) -> float:
+    """Returns the operations a training batch needs for one scene, two for each multiply-add.
 
-
-def forward_flops(config: AgentConfig, num_tokens: int, num_patches: int) -> float:
-    """Returns the operations of one forward of the core, two for each multiply-add.
-
-    As it is computed here: the last block only for the two read-out tokens, but for their keys and values.
+    A backward counts as two forwards.
     """
-    width, hidden, readout = config.width, int(config.width * config.mlp_ratio), 2
-    embedding = num_patches * width * config.channels * config.grid.patch_size[0] * config.grid.patch_size[1]
-    per_token = 4 * width**2 + 2 * width * hidden
-    block = num_tokens * per_token + 2 * num_tokens**2 * width
-    last = num_tokens * 2 * width**2 + readout * (per_token - 2 * width**2) + 2 * readout * num_tokens * width
-    return 2.0 * (embedding + (config.depth - 1) * block + last)
-
-
-def actor_flops(config: AgentConfig, num_candidates: int) -> float:
-    """Returns the operations of rating the candidates of one scene."""
-    hidden = config.actor_width
-    return 2.0 * (2 * config.width * hidden + num_candidates * (2 * hidden**2 + hidden))
-
-
-def training_flops(config: AgentConfig, num_glimpses: int) -> float:
-    """Returns the operations a training batch needs for one scene; a backward counts two forwards."""
     patches = config.grid.patches_per_glimpse
-    total = forward_flops(config, config.grid.num_patches + 2, config.grid.num_patches)  # the teacher
+    total = core_multiply_adds(config, config.grid.num_patches)  # the teacher
     for count in range(1, num_glimpses + 1):
-        total += 3 * forward_flops(config, patches * count + 2, patches * count)
+        total += 3 * core_multiply_adds(config, patches * count)
         if count < num_glimpses and config.policy == "learned":
-            total += forward_flops(config, patches * (count + 1) + 2, patches * (count + 1))
-            total += 3 * actor_flops(config, config.grid.num_locations - count)
-    return total
+            total += core_multiply_adds(config, patches * (count + 1))
+            total += 3 * actor_multiply_adds(config, count, batch_size)
+    return 2.0 * total
 
 
 def peak_tera_flops(device: torch.device) -> float:
@@ -234,7 +224,7 @@ def peak_tera_flops(device: torch.device) -> float:
     on_gpu = device.type == "cuda"
     side, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    times = [_seconds(lambda: a @ b, device) for _ in range(8)][3:]
+    times = [seconds(lambda: a @ b, device) for _ in range(8)][3:]
     return 2 * side**3 / statistics.median(times) / 1e12
 
 
@@ -291,24 +281,36 @@ def look_speed(
     for run in runs.values():
         run()  # warm
     recorded = RecordedLook(agent, num_glimpses, agent.policy) if fast else None
-    first_seconds = _seconds(ours, place)
+    first_seconds = seconds(ours, place)
     ours()
     for _ in range(rounds):
         for name, run in (*runs.items(), ("ours", ours)):
-            times[name].append(_seconds(run, place))
+            times[name].append(seconds(run, place))
     rates = {name: batch_size / statistics.median(values) for name, values in times.items()}
     return LookSpeed(
         size, batch_size, num_glimpses, rates["ours"], rates["plain"], rates.get("plain_half"), first_seconds
     )
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    _wait(device)
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Times one run, a GPU's work included."""
+    synchronise(device)
     gc.collect()
     start = time.perf_counter()
     run()
-    _wait(device)
+    synchronise(device)
     return time.perf_counter() - start
+
+
+def plain_encode(
+    agent: Agent, patches: Float[Tensor, "batch patches pixels"], positions: Int[Tensor, "batch patches"]
+) -> Float[Tensor, "batch tokens width"]:
+    """Encodes patches as any transformer does: every block computes every token."""
+    core = agent.core
+    x = torch.cat((core._readout_tokens(len(patches)), core.embed(patches, positions)), dim=1)
+    for block in core.blocks:
+        x = block(x)
+    return core.norm(x)
 
 
 def plain_look(agent: Agent, images: Tensor, num_glimpses: int, first_location: Tensor) -> Tensor:
@@ -318,12 +320,7 @@ def plain_look(agent: Agent, images: Tensor, num_glimpses: int, first_location: 
     locations = first_location[:, None]
     for count in range(1, num_glimpses + 1):
         patches = grid.patches(grid.cut(images, locations))
-        x = torch.cat(
-            (core._readout_tokens(len(images)), core.embed(patches, agent.positions[locations].flatten(1))), 1
-        )
-        for block in core.blocks:
-            x = block(x)
-        features = core.norm(x)[:, :2]
+        features = plain_encode(agent, patches, agent.positions[locations].flatten(1))[:, :2]
         core.classify(features)
         if count == num_glimpses:
             break
@@ -369,11 +366,11 @@ def loss_agreement(
             compile=path != "eager",
         )
         config = RunConfig(agent=agent, training=training)
-        learner = AgentLearner(config, Agent(agent), make_teacher(agent), NoScenes())
+        learner = make_learner(config)
         if path == "compiled":
             learner.record = False
         losses: dict[str, list[float]] = {}
-        for _ in _batches_from(learner, config, None, num_batches):
+        for _ in batches_from(learner, None, num_batches):
             for name, mean in learner.meter.means().items():
                 losses.setdefault(name, []).append(mean)
         reference = results[0].losses if results else losses

@@ -62,7 +62,11 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def is_half(device: torch.device, precision: str) -> bool:
+    """Tells whether the transformer is computed in bfloat16."""
+    return precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+
+
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Returns the context the transformer is computed in."""
-    half = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_half(device, precision))

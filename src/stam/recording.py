@@ -31,7 +31,7 @@ def compile_parts(*models: nn.Module, backend: str = "inductor") -> None:
         from torch._inductor.async_compile import AsyncCompile  # takes seconds to import
 
         AsyncCompile.warm_pool()  # the processes that compile start while the first images are read
-    # one entry for each of: gradient or none, masks or none, all tokens or the read-out ones, and widths
+    # one entry for each of: gradient or none, masks or none, and every width met in this process
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)  # we chose our precision
     for model in models:

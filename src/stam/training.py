@@ -4,7 +4,6 @@ For every batch: the teacher looks at the whole images once, then the agent look
 updated after each.
 """
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from stam.data.augment import Augment, normalise
 from stam.data.randomness import random_key, random_order
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
 from stam.objective import Objective, ValueNormaliser, training_episode
-from stam.optimisation import autocast, choose_device, make_optimiser, restore_optimiser
+from stam.optimisation import autocast, choose_device, is_half, make_optimiser, restore_optimiser
 from stam.policy import Policy, RandomPolicy, SampledPolicy, random_locations
 from stam.recording import Pipeline, RecordedFunction, compile_parts
 from stam.runs import RunFolder
@@ -108,7 +107,8 @@ class AgentLearner(Learner):
         self.record = self.training.compile and self.device.type == "cuda"
         if self.record:
             compile_parts(agent)  # the teacher looks once where the agent looks 2 T times
-        self._learn_from: dict[type[Policy], Callable[..., object]] = {}
+        self._recorded: RecordedFunction | None = None  # it holds for one kind of policy
+        self._recorded_policy: type[Policy] | None = None
 
     def train_batch(self, place: Place, raw: RawBatch) -> None:
         """Takes one optimiser step after each glimpse of a batch."""
@@ -121,20 +121,22 @@ class AgentLearner(Learner):
 
     def learn_from(self, images: Tensor, labels: Tensor, place: Place) -> None:
         """Learns from a batch of augmented images."""
-        with self._autocast():  # all readers round them: once is enough, and takes half the memory
-            if torch.is_autocast_enabled(self.device.type):
-                images = images.to(torch.get_autocast_dtype(self.device.type))
+        if is_half(self.device, self.training.precision):
+            images = images.bfloat16()  # all readers round them: once is enough, and takes half the memory
         self.tau.fill_(self.training.tau(place.epoch))
         for part, rate in self.learning_rates(place.epoch).items():
             self.rates[part].fill_(rate)
         self.generator.manual_seed(random_key("batch", self.training.seed, place.epoch, place.batch) >> 1)
         first = random_locations(self.agent.grid, len(images), self.device, self.generator)
         policy = self.policy(place.epoch)
-        if type(policy) not in self._learn_from:  # a recording holds for one kind of policy
+        if not self.record:
+            self.learn(policy, images, labels, first)
+            return
+        if self._recorded is None or type(policy) is not self._recorded_policy:
+            self._recorded_policy = type(policy)
             learn = partial(self.learn, policy)
-            recorded = RecordedFunction(learn, self.generator, announced=True) if self.record else learn
-            self._learn_from = {type(policy): recorded}
-        self._learn_from[type(policy)](images, labels, first)
+            self._recorded = RecordedFunction(learn, self.generator, announced=True)
+        self._recorded(images, labels, first)
 
     def learn(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
         """Shows a batch to the teacher, then glimpse by glimpse to the agent, and updates it after each."""

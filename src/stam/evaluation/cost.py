@@ -38,17 +38,17 @@ def core_multiply_adds(config: AgentConfig, num_patches: int) -> int:
     return embedding + (config.depth - 1) * block(tokens) + block(readout) + classifiers
 
 
-def actor_multiply_adds(config: AgentConfig, num_seen: int) -> int:
+def actor_multiply_adds(config: AgentConfig, num_seen: int, batch_size: int = 1) -> int:
     """Counts the products of rating every location that one scene has not shown yet.
 
-    The first layer's part that depends on the location alone is the same for all scenes of a batch; it is
-    counted in full here, as for a batch of one.
+    The first layer's part that depends on the location alone is the same for all scenes of a batch, which
+    share it.
     """
     candidates = config.grid.num_locations - num_seen
     if candidates == 0:
         return 0
     hidden = config.actor_width
-    first = 2 * config.width * hidden + config.grid.num_locations * config.width * hidden
+    first = 2 * config.width * hidden + config.grid.num_locations * config.width * hidden // batch_size
     return first + candidates * (2 * hidden * hidden + hidden)
 
 

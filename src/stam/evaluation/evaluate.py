@@ -247,13 +247,14 @@ class _Measurement:
         self, agent: Agent, batch: SceneBatch, first: Tensor, policy: Policy | str | None
     ) -> Trace:
         """Looks as the other batches did, which on a GPU need be recorded only once."""
-        by_scene = isinstance(policy, SceneOrders)
+        if isinstance(policy, SceneOrders):
+            if self._recorded is None:
+                self._recorded = RecordedLook(agent, self.num_glimpses, SceneOrders)
+            return self._recorded(batch.images, first, policy.priorities.to(self.device))
         if self._recorded is None:
-            fixed = None if by_scene else agent.policy(policy)
-            make = SceneOrders if fixed is None else lambda: fixed
-            self._recorded = RecordedLook(agent, self.num_glimpses, make)
-        more = (policy.priorities.to(self.device),) if isinstance(policy, SceneOrders) else ()
-        return self._recorded(batch.images, first, *more)
+            fixed = agent.policy(policy)
+            self._recorded = RecordedLook(agent, self.num_glimpses, lambda: fixed)
+        return self._recorded(batch.images, first)
 
     def _fit_temperature(self) -> tuple[float, int]:
         """Fits the temperature on the first half; looks at it once, since one number needs no more."""
