@@ -69,3 +69,9 @@ def test_the_shipped_core_starts_agents_and_teachers_for_other_classes():
     assert settings["distilled"] and state["head.weight"].shape[0] == 3
     teacher, labels = load_teacher_folder(package_folder("digits-teacher"))
     assert teacher.num_classes == len(labels) == 10
+
+
+def test_a_temperature_that_was_asked_for_is_kept_whatever_the_core_starts_from():
+    config = stam.AgentConfig.of_size("tiny", 3, labels=("a", "b", "c"), temperature=2.0)
+    assert start_agent("package:imagenette-tiny", config).config.temperature == 2.0
+    assert start_agent("none", config).config.temperature == 2.0

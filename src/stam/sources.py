@@ -1,6 +1,5 @@
 """Where weights come from: a file, a run, the package itself, or a hub."""
 
-import dataclasses
 from pathlib import Path
 
 from stam.agent import Agent
@@ -10,6 +9,7 @@ from stam.teacher import Teacher
 from stam.weights import (
     CONFIG_FILE,
     MODEL_FILE,
+    Source,
     is_agent_folder,
     load,
     load_deit,
@@ -59,29 +59,7 @@ def start_agent(source: str, config: AgentConfig, class_indices: tuple[int, ...]
     path = locate(source)
     if path.is_dir() and not _is_teacher(path):
         return _start_from_agent(load(path), config, source, class_indices)
-    file = path / MODEL_FILE if path.is_dir() else path
-    settings = dataclasses.asdict(config)
-    for name in (
-        "num_classes",
-        "image_size",
-        "glimpse_size",
-        "num_heads",
-        "channels",
-        "width",
-        "depth",
-        "patch_size",
-    ):
-        settings.pop(name)
-    settings.pop("mlp_ratio")
-    agent = load_deit(
-        file,
-        config.num_classes,
-        class_indices,
-        image_size=config.image_size,
-        glimpse_size=config.glimpse_size,
-        num_heads=config.num_heads,
-        **settings,
-    )
+    agent = _with_core(path / MODEL_FILE if path.is_dir() else path, config.num_heads, config, class_indices)
     for name in ("width", "depth"):
         found, wanted = getattr(agent.config, name), getattr(config, name)
         require(
@@ -91,27 +69,25 @@ def start_agent(source: str, config: AgentConfig, class_indices: tuple[int, ...]
     return agent
 
 
+# what a core brings with it, whatever the configuration says
+_OF_THE_CORE = ("num_heads", "channels", "width", "depth", "patch_size", "mlp_ratio")
+
+
+def _with_core(
+    core: Source, num_heads: int, config: AgentConfig, class_indices: tuple[int, ...] | None
+) -> Agent:
+    """Returns the agent of a configuration around a core that lies in a file or a state dict."""
+    settings = {name: value for name, value in vars(config).items() if name not in _OF_THE_CORE}
+    num_classes = settings.pop("num_classes")
+    return load_deit(core, num_classes, class_indices, num_heads=num_heads, **settings)
+
+
 def _start_from_agent(
     start: Agent, config: AgentConfig, source: str, class_indices: tuple[int, ...] | None
 ) -> Agent:
     """Takes the core of another agent, and its actor where both have one of the same shape."""
     core = {name: value.clone() for name, value in start.core.state_dict().items()}
-    agent = load_deit(
-        core,
-        config.num_classes,
-        class_indices,
-        image_size=config.image_size,
-        glimpse_size=config.glimpse_size,
-        num_heads=start.config.num_heads,
-        drop_path=config.drop_path,
-        actor_width=config.actor_width,
-        critic_width=config.critic_width,
-        policy=config.policy,
-        threshold=config.threshold,
-        mean=config.mean,
-        std=config.std,
-        labels=config.labels,
-    )
+    agent = _with_core(core, start.config.num_heads, config, class_indices)
     require(
         (agent.config.width, agent.config.depth) == (config.width, config.depth),
         f"'{source}' has a core of width {agent.config.width} and depth {agent.config.depth}, the recipe has "
