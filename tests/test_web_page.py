@@ -144,6 +144,7 @@ def test_a_click_overrules_the_agent(visit):
     page = visit()
     page.locator("#threshold").fill("100")
     page.click("#step")
+    expect(seen(page)).to_have_count(1)  # the first square may be the one it is about to see
     covered = page.locator("#board button:not(.seen):not(.next)").first
     name = covered.get_attribute("aria-label")
     covered.click()
