@@ -44,13 +44,13 @@ from stam.settings import RunConfig, TrainingConfig
 from stam.training import AgentLearner
 
 KINDS = {  # of kernels, by name; the first that fits counts
-    "attention": r"^_forward$|^_backward$|sdpa|flash|fmha",
+    "attention": r"^_attention|sdpa|flash|fmha",
     "matrix products": r"nvjet|gemm|cutlass|splitK|gemv",
-    "layer norm and residual": r"layer_norm|fused_add_mul",
-    "batch norm": r"batch_norm",
-    "GELU": r"gelu|clamp.*mul",
-    "optimiser": r"multi_tensor",
-    "other compiled": r"^triton",
+    "layer norm and residual": r"^_add_norm|layer_norm",
+    "batch norm": r"^_norm_relu|batch_norm",
+    "GELU": r"(?i)gelu",
+    "optimiser and rounding": r"multi_tensor",
+    "sums": r"reduce_kernel",
     "other": r"",
 }
 
@@ -159,14 +159,14 @@ def milliseconds(run: Callable[[], object], repeats: int = 20) -> float:
     return statistics.median(times[repeats // 4 :])
 
 
-def attention(given: argparse.Namespace) -> Any:
-    from stam.short_attention import WARPS, short_attention, short_attention_backward
+def attention_warps(given: argparse.Namespace) -> Any:
+    from stam.kernels.attention import WARPS, attention, attention_backward
 
     rows = []
     for size, batch in zip(given.sizes, given.batches, strict=True):
         config = AgentConfig.of_size(size, 10)
         for tokens in (6, 14, 30, 62, 86):
-            shape = (batch, tokens, 3 * config.width)
+            shape = (batch * tokens, 3 * config.width)
             qkv = torch.randn(shape, device=given.device, dtype=torch.bfloat16)
             dout = torch.randn(batch, tokens, config.width, device=given.device, dtype=torch.bfloat16)
             heads = qkv.view(batch, tokens, 3, config.num_heads, -1).permute(2, 0, 3, 1, 4)
@@ -179,10 +179,10 @@ def attention(given: argparse.Namespace) -> Any:
                     WARPS[way][side] = warps
                 number = config.num_heads
                 row[f"forward, {warps} warps"] = milliseconds(
-                    lambda qkv=qkv, number=number: short_attention(qkv, number)  # type: ignore[misc]
+                    lambda qkv=qkv, batch=batch, number=number: attention(qkv, batch, number)  # type: ignore[misc]
                 )
                 row[f"backward, {warps} warps"] = milliseconds(
-                    lambda qkv=qkv, dout=dout, number=number: short_attention_backward(qkv, dout, number)  # type: ignore[misc]
+                    lambda qkv=qkv, dout=dout, number=number: attention_backward(qkv, dout, number)  # type: ignore[misc]
                 )
             for way, warps in usual.items():
                 WARPS[way][side] = warps
@@ -219,7 +219,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "scaling": scaling,
     "profile": profiled,
     "agreement": agreement,
-    "attention": attention,
+    "attention": attention_warps,
     "first-batch": first_batch,
 }
 

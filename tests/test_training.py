@@ -1,16 +1,11 @@
 """The learner: the weights a step uses, what changes in place, and the fast paths where they run."""
 
 import dataclasses
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
+import gc
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from stam import recording
 from stam.agent import Agent
@@ -26,7 +21,6 @@ from stam.benchmark import (
 from stam.config import AgentConfig
 from stam.evaluation import core_multiply_adds
 from stam.evaluation.scenes import SceneOrders, random_orders
-from stam.gelu import PolynomialGelu
 from stam.loop import Meter, Place
 from stam.optimisation import make_optimiser, restore_optimiser
 from stam.recording import Pipeline
@@ -105,6 +99,15 @@ def test_a_restored_optimiser_keeps_the_rates_that_are_changed_in_place():
     assert all(group["lr"] is rates["all"] and not group["capturable"] for group in optimiser.param_groups)
 
 
+def test_no_garbage_is_collected_while_a_batch_is_recorded():
+    """What is freed then on a GPU ends the recording."""
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="stop"), recording._no_garbage_collection():
+        assert not gc.isenabled()
+        raise ValueError("stop")
+    assert gc.isenabled()
+
+
 def test_a_pipeline_without_a_gpu_changes_nothing():
     pipeline = Pipeline(torch.device("cpu"))
     with pipeline.preparing():
@@ -113,74 +116,10 @@ def test_a_pipeline_without_a_gpu_changes_nothing():
         assert prepared.sum() == 2
 
 
-def test_polynomial_gelu_is_gelu():
-    x = torch.linspace(-9, 9, 20_001, requires_grad=True)
-    value, wanted = PolynomialGelu.apply(x), F.gelu(x)
-    torch.testing.assert_close(value, wanted, atol=3e-6, rtol=0)
-    slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (value, wanted)]
-    torch.testing.assert_close(*slopes, atol=2e-5, rtol=0)
-
-
 def test_losses_in_half_precision_agree_with_single():
     single, half = loss_agreement(AGENT, "cpu", num_glimpses=4)
     assert single.difference == 0
     assert half.difference < 0.05
-
-
-COMPILED = """
-import copy, dataclasses, torch
-from stam.agent import Agent
-from stam.recording import compile_parts
-from test_training import AGENT
-torch.manual_seed(0)
-agent = Agent(dataclasses.replace(AGENT, drop_path=0.1)).train()
-fast = copy.deepcopy(agent)
-compile_parts(fast, backend="aot_eager")  # needs no compiler for C++
-for count in (1, 3):
-    locations = torch.stack([torch.randperm(16)[:count] for _ in range(4)])
-    patches = agent.grid.patches(agent.grid.cut(torch.randn(4, 3, 32, 32), locations))
-    inputs = patches, agent.positions[locations].flatten(1), agent.sample_drop_path(4)
-    rest = torch.stack([torch.randperm(16)[: 16 - count] for _ in range(4)])
-    got = []
-    for one in (agent, fast):
-        features = one.core(*inputs)
-        logits = one.actor(features.flatten(1), rest)
-        (features.square().sum() + logits.square().sum()).backward()
-        grads = [parameter.grad for parameter in one.parameters() if parameter.grad is not None]
-        got.append([features, logits, *grads])
-        one.zero_grad()
-    torch.testing.assert_close(*got, atol=1e-4, rtol=1e-4)
-"""
-
-
-def test_compiled_parts_agree_with_eager_ones():
-    """In a process of its own: the shape checks of the tests are not meant to be compiled."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
-    done = subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-KERNEL = """
-import torch, torch.nn.functional as F
-from stam.short_attention import short_attention
-torch.manual_seed(0)
-for tokens in (6, 17, 86):
-    qkv = torch.randn(2, tokens, 3 * 2 * 16, requires_grad=True)
-    out = short_attention(qkv, 2)
-    gradient = torch.randn_like(out)
-    out.backward(gradient)
-    query, key, value = qkv.view(2, tokens, 3, 2, 16).permute(2, 0, 3, 1, 4)
-    wanted = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(out.shape)
-    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(qkv.grad, torch.autograd.grad(wanted, qkv, gradient)[0], atol=1e-5, rtol=1e-5)
-"""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton comes with torch for GPUs")
-def test_short_attention_is_attention():
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", KERNEL], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_benchmarks_measure_training_and_looking():

@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stam import episode
+from stam import episode, kernels
 from stam.config import AgentConfig
 from stam.episode import Belief, Trace
 from stam.errors import StamError
 from stam.grid import Grid
 from stam.live import Session
+from stam.lookup import look_up
 from stam.packing import Linear, PackedWeights
 from stam.policy import Policy, make_policy, random_locations
 from stam.shapes import Float, Int
@@ -50,6 +51,14 @@ class RowNorm(nn.BatchNorm1d):
             return F.batch_norm(rows, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
         return super().forward(rows)
 
+    def with_relu(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "rows features"]:
+        """Normalises over the rows, then rectifies."""
+        if self.training and rows.shape[0] > 1 and kernels.usable(rows):
+            from stam.kernels.rows import norm_relu
+
+            return norm_relu(rows, self)
+        return F.relu(self(rows))
+
 
 class RowMlp(nn.Module):
     """Three times FC-BN-ReLU, then FC to one number: the shape of both actor and critic."""
@@ -63,9 +72,9 @@ class RowMlp(nn.Module):
 
     def finish(self, first: Float[Tensor, "rows hidden"]) -> Float[Tensor, " rows"]:
         """Computes everything after the first linear layer."""
-        rows = F.relu(self.bn0(first))
-        rows = F.relu(self.bn1(self.fc1(rows)))
-        rows = F.relu(self.bn2(self.fc2(rows)))
+        rows = self.bn0.with_relu(first)
+        rows = self.bn1.with_relu(self.fc1(rows))
+        rows = self.bn2.with_relu(self.fc2(rows))
         return self.fc_final(rows).squeeze(1)
 
 
@@ -102,7 +111,7 @@ class Actor(RowMlp):
             of_location = F.linear(self.location_embedding, self.fc0.weight[:, split:])  # (L, hidden)
             if self._is_thinking:
                 self._of_location = of_location
-        first = of_state[:, None] + F.embedding(candidates, of_location)  # (B, K, hidden)
+        first = of_state[:, None] + look_up(of_location, candidates)  # (B, K, hidden)
         return self.finish(first.flatten(0, 1)).view(candidates.shape)
 
 

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from stam import kernels
 from stam.agent import Agent
 from stam.config import AgentConfig
 from stam.data import open_folder
@@ -27,7 +28,7 @@ from stam.settings import DataConfig, RunConfig, TrainingConfig
 from stam.shapes import Float, Int
 from stam.teacher import Teacher
 from stam.training import AgentLearner
-from stam.vit import VisionTransformer
+from stam.vit import Stream, VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class TrainingSpeed:
         batch_size: Scenes in a batch.
         num_glimpses: Glimpses in an episode.
         source: Where images come from: `device` or `files`.
-        compiled: Whether blocks were compiled and batches recorded.
+        compiled: Whether kernels were compiled and batches recorded.
         images_per_second: The median over the timed batches.
         spread: Lowest and highest of them.
         memory_gib: Most memory taken while training goes on (GPU).
@@ -77,7 +78,7 @@ def training_speed(
         batch_size: Scenes in a batch.
         num_glimpses: Glimpses in an episode.
         device: Where.
-        compile: Whether to compile and record, on a GPU.
+        compile: Whether to use compiled kernels and recorded batches, on a GPU.
         num_batches: How many batches to time, after the first two.
         from_files: Whether images are read from files and augmented; otherwise they are on the device.
         agent: The agent to time, instead of the paper's of that size.
@@ -237,7 +238,7 @@ class LookSpeed:
         batch_size: Scenes looked at together.
         num_glimpses: Glimpses in each.
         images_per_second: Ours, in the precision evaluation uses.
-        plain_images_per_second: The plain loop's, not compiled, in float32.
+        plain_images_per_second: The plain loop's, without our kernels, in float32.
         plain_half_images_per_second: The same in bfloat16, on a GPU.
         first_seconds: Our first look.
     """
@@ -263,7 +264,8 @@ def look_speed(
     fast = place.type == "cuda"
 
     def plain() -> None:
-        plain_look(agent, images, num_glimpses, first)
+        with kernels.switched(False):
+            plain_look(agent, images, num_glimpses, first)
 
     def plain_half() -> None:
         with autocast(place, "bfloat16"):
@@ -308,9 +310,10 @@ def plain_encode(
     """Encodes patches as any transformer does: every block computes every token."""
     core = agent.core
     x = torch.cat((core._readout_tokens(len(patches)), core.embed(patches, positions)), dim=1)
+    stream = Stream(x)
     for block in core.blocks:
-        x = block(x)
-    return core.norm(x)
+        stream = block(stream)
+    return core.norm(stream.total())
 
 
 def plain_look(agent: Agent, images: Tensor, num_glimpses: int, first_location: Tensor) -> Tensor:
@@ -337,7 +340,7 @@ class Agreement:
     """The mean losses of a few training batches on one path, and how far they are from the reference.
 
     Attributes:
-        path: `eager`, `compiled` or `recorded`, and the precision.
+        path: `eager` (plain operations), `kernels` or `recorded`, and the precision.
         losses: Each loss, batch after batch.
         difference: The largest distance from the float32 eager path, relative to its losses' size.
     """
@@ -353,7 +356,7 @@ def loss_agreement(
     """Trains alike on every path that runs on a device and compares the losses."""
     on_gpu = torch.device(device).type == "cuda"
     paths = [("eager", "float32"), ("eager", "bfloat16")]
-    paths += [("compiled", "float32"), ("compiled", "bfloat16"), ("recorded", "bfloat16")] if on_gpu else []
+    paths += [("kernels", "bfloat16"), ("recorded", "bfloat16")] if on_gpu else []
     results: list[Agreement] = []
     for path, precision in paths:
         torch.manual_seed(0)
@@ -367,8 +370,7 @@ def loss_agreement(
         )
         config = RunConfig(agent=agent, training=training)
         learner = make_learner(config)
-        if path == "compiled":
-            learner.record = False
+        learner.record = path == "recorded"
         losses: dict[str, list[float]] = {}
         for _ in batches_from(learner, None, num_batches):
             for name, mean in learner.meter.means().items():

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stam import kernels
 from stam.config import AgentConfig
 from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, batches
 from stam.data.augment import Augment, normalise
@@ -20,7 +21,6 @@ from stam.data.randomness import random_key
 from stam.errors import ConfigError, require_package
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
 from stam.optimisation import autocast, choose_device, make_optimiser, restore_optimiser
-from stam.recording import compile_parts
 from stam.runs import RunFolder
 from stam.settings import DataConfig, TeacherConfig
 from stam.shapes import Float, Int
@@ -142,8 +142,6 @@ class TeacherLearner(Learner):
         self.rates = {"model": torch.zeros((), device=self.device)}
         parts = {"model": model.named_parameters()}
         self.optimiser = make_optimiser(parts, config.weight_decay, self.rates)
-        if config.compile and self.device.type == "cuda":
-            compile_parts(model)
         self.augment = Augment(data.augment, agent.grid.image_size, agent.mean, agent.std)
         self.meter = Meter()
 
@@ -160,7 +158,7 @@ class TeacherLearner(Learner):
         images = erase(images, config.erasing, host, generator)
         self.rates["model"].fill_(config.learning_rate(place.epoch))
         self.model.train()
-        with autocast(self.device, config.precision):
+        with autocast(self.device, config.precision), kernels.switched(config.compile):
             logits = self._logits(images, generator)
             loss = torch.stack([F.cross_entropy(part.float(), targets) for part in logits]).mean()
         self.optimiser.zero_grad(set_to_none=True)

@@ -114,7 +114,8 @@ class Learner(ABC):
 class Meter:
     """Means over an epoch, kept on the device so that nothing waits for it.
 
-    The sums are changed in place: a recorded batch goes on adding to the same memory.
+    The sums are changed in place: a recorded batch goes on adding to the same memory. Values given together
+    are kept together, with how often that was.
     """
 
     def __init__(self) -> None:
@@ -122,19 +123,22 @@ class Meter:
 
     def add(self, values: dict[str, Tensor]) -> None:
         """Adds one value to each mean."""
-        for name, value in values.items():
-            pair = torch.stack((value.detach().double(), torch.ones_like(value, dtype=torch.double)))
-            if name in self.sums:
-                self.sums[name] += pair
-            else:
-                self.sums[name] = pair
+        given = torch.stack([value.detach() for value in values.values()])
+        together = self.sums.setdefault(" ".join(values), given.new_zeros(len(given) + 1, dtype=torch.double))
+        together[:-1] += given
+        together[-1] += 1
 
     def means(self) -> dict[str, float]:
         """Returns the means of what was added since, and starts over."""
-        pairs = {name: pair.tolist() for name, pair in self.sums.items()}
-        for pair in self.sums.values():
-            pair.zero_()
-        return {name: total / count for name, (total, count) in pairs.items() if count}
+        totals: dict[str, float] = {}
+        counts: dict[str, float] = {}
+        for names, sums in self.sums.items():
+            *each, count = sums.tolist()
+            sums.zero_()
+            for name, total in zip(names.split(), each, strict=True):
+                totals[name] = totals.get(name, 0.0) + total
+                counts[name] = counts.get(name, 0.0) + count
+        return {name: total / counts[name] for name, total in totals.items() if counts[name]}
 
 
 def num_workers(data: DataConfig) -> int:

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stam.gelu import gelu
+from stam import kernels
 from stam.shapes import Float
 
 _LEAST = 100_000  # weights: for smaller layers calling oneDNN takes longer than it saves
@@ -30,9 +31,15 @@ class Linear(nn.Linear):
         return super().forward(x) if packed is None else self._multiply(x, packed, "none")
 
     def with_gelu(self, x: Float[Tensor, "*rows features"]) -> Float[Tensor, "*rows outputs"]:
-        """Returns GELU(x W' + b); packed, in one pass."""
+        """Returns GELU(x W' + b); packed, or by a kernel of ours, in one pass."""
         packed = self.packed
-        return gelu(super().forward(x)) if packed is None else self._multiply(x, packed, "gelu")
+        if packed is not None:
+            return self._multiply(x, packed, "gelu")
+        if kernels.usable(x):
+            from stam.kernels.gelu import linear_gelu
+
+            return linear_gelu(x, self.weight, self.bias)
+        return F.gelu(super().forward(x))
 
     def _multiply(self, x: Tensor, packed: Tensor, then: str) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, then, [], "none")

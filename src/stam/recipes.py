@@ -104,7 +104,6 @@ def own_images(size: str) -> RunConfig:
             mixup=0.0,
             cutmix=0.0,
             erasing=0.0,
-            compile=False,
         ),
         init="package:imagenette-tiny" if size == "tiny" else f"hub:facebook/deit-{size}-patch16-224",
     )
@@ -153,7 +152,6 @@ def aid() -> RunConfig:
             mixup=0.0,
             cutmix=0.0,
             erasing=0.0,
-            compile=False,  # 40 epochs of 8,000 images take as long as compiling
             validate_every=10,
         ),
         teacher=None,

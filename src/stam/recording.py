@@ -1,43 +1,22 @@
-"""Compiled blocks and recorded batches: how a GPU is kept busy, with the same code that runs everywhere.
+"""Recorded batches: how a GPU is kept busy, with the same code that runs everywhere.
 
-Compiling fuses the small operations of a transformer block. Recording takes what a batch launches, all T
-updates of it, once into a CUDA graph, and replays that for every later batch: thousands of launches become
-one, and the host is free to prepare the next batch meanwhile.
+Recording takes what a batch launches, all T updates of it, once into a CUDA graph, and replays that for every
+later batch: thousands of launches become one, and the host is free to prepare the next batch meanwhile.
 """
 
+import gc
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from sys import stderr
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
-from stam.agent import Actor, Agent
+from stam.agent import Agent
 from stam.episode import Trace
 from stam.policy import Policy
-from stam.vit import Block
-
-
-def compile_parts(*models: nn.Module, backend: str = "inductor") -> None:
-    """Compiles every transformer block and actor of the models, in place; parameters and their names stay.
-
-    All blocks of a size share one compiled function, for any number of tokens. The compiling itself happens
-    when a part first learns; to look it runs as written.
-    """
-    if backend == "inductor":
-        from torch._inductor.async_compile import AsyncCompile  # takes seconds to import
-
-        AsyncCompile.warm_pool()  # the processes that compile start while the first images are read
-    # one entry for each of: gradient or none, masks or none, and every width met in this process
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)  # we chose our precision
-    for model in models:
-        for module in model.modules():
-            if isinstance(module, (Block, Actor)):
-                module.compile(dynamic=True, backend=backend)
 
 
 class RecordedFunction:
@@ -59,7 +38,7 @@ class RecordedFunction:
         Args:
             function: What to record.
             generator: The one source of randomness it draws from.
-            announced: Whether to say why the first call takes long, since it compiles.
+            announced: Whether to say why the first call takes long: it compiles kernels.
         """
         self._function, self._generator, self._announced = function, generator, announced
         self._inputs: tuple[Tensor, ...] | None = None
@@ -83,7 +62,7 @@ class RecordedFunction:
     def _run_as_written(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         began = time.monotonic()
         if self._announced:
-            tqdm.write("compiling for the GPU, once, up to a minute (--no-compile starts at once)", stderr)
+            tqdm.write("compiling kernels for the GPU, once (--no-compile starts at once)", stderr)
         self._inputs = tuple(given.clone() for given in inputs)
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -101,7 +80,7 @@ class RecordedFunction:
             graph.register_generator_state(self._generator)
             state = self._generator.get_state()
         # threads that pin memory for the next batch may go on
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with _no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             # Every glimpse needs larger blocks than the one before, and a recording cannot give memory back:
             # cut from one large block, they are merged again.
             whole = torch.empty(self._most_bytes, dtype=torch.uint8, device=self._inputs[0].device)
@@ -110,6 +89,19 @@ class RecordedFunction:
         if self._generator is not None:
             self._generator.set_state(state)
         return graph
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Within it nothing is freed by chance: an older recording that goes would spoil the one being made."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class RecordedLook:

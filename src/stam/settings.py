@@ -71,8 +71,8 @@ class TrainingConfig:
         tau_end: The same after `tau_epochs`.
         tau_epochs: Epochs over which it rises.
         precision: Of the transformer; auto is bfloat16 on a GPU and float32 elsewhere.
-        compile: On a GPU, compile the transformer blocks and replay batches as a CUDA graph. The first two
-            batches then take up to a minute longer.
+        compile: On a GPU, use kernels that are compiled in the first batch, and replay batches as a CUDA
+            graph; otherwise training starts at once and is slower.
         device: `auto`, `cpu`, `cuda` or `cuda:1`.
         seed: Seed of everything random.
         validate_every: Epochs between two validations.
@@ -160,7 +160,7 @@ class TeacherConfig:
         cutmix: CutMix's alpha; 0 turns it off.
         erasing: Probability that a random rectangle is replaced by noise.
         precision: Of the model; auto is bfloat16 on a GPU and float32 elsewhere.
-        compile: On a GPU, compile the transformer blocks; the first batch then takes longer.
+        compile: On a GPU, use kernels that are compiled in the first batch.
         device: `auto`, `cpu`, `cuda` or `cuda:1`.
         seed: Seed of everything random.
         validate_every: Epochs between two validations.

@@ -4,6 +4,7 @@ For every batch: the teacher looks at the whole images once, then the agent look
 updated after each.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stam import kernels
 from stam.agent import Agent
 from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, Subset, batches
 from stam.data.augment import Augment, normalise
@@ -20,7 +22,8 @@ from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, re
 from stam.objective import Objective, ValueNormaliser, training_episode
 from stam.optimisation import autocast, choose_device, is_half, make_optimiser, restore_optimiser
 from stam.policy import Policy, RandomPolicy, SampledPolicy, random_locations
-from stam.recording import Pipeline, RecordedFunction, compile_parts
+from stam.recording import Pipeline, RecordedFunction
+from stam.rounding import RoundedWeights
 from stam.runs import RunFolder
 from stam.settings import RunConfig, TrainingConfig
 from stam.teacher import Teacher
@@ -93,6 +96,7 @@ class AgentLearner(Learner):
                 "actor": agent.actor.named_parameters(),
                 "critic": agent.add_critic().named_parameters(),
             }
+        self.rounded = RoundedWeights(agent) if is_half(self.device, self.training.precision) else None
         self.rates = {part: torch.zeros((), device=self.device) for part in parts}
         self.optimiser = make_optimiser(parts, self.training.weight_decay, self.rates)
         self.values = ValueNormaliser(self.training.num_glimpses).to(self.device)
@@ -105,8 +109,6 @@ class AgentLearner(Learner):
         self.meter = Meter()
         self.pipeline = Pipeline(self.device)
         self.record = self.training.compile and self.device.type == "cuda"
-        if self.record:
-            compile_parts(agent)  # the teacher looks once where the agent looks 2 T times
         self._recorded: RecordedFunction | None = None  # it holds for one kind of policy
         self._recorded_policy: type[Policy] | None = None
 
@@ -140,6 +142,10 @@ class AgentLearner(Learner):
 
     def learn(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
         """Shows a batch to the teacher, then glimpse by glimpse to the agent, and updates it after each."""
+        with kernels.switched(self.training.compile):
+            self._learn(policy, images, labels, first_location)
+
+    def _learn(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
         with self._autocast():
             log_q = self.teacher(images)
         episode = training_episode(
@@ -154,15 +160,20 @@ class AgentLearner(Learner):
             self.generator,
         )
         for _ in range(self.training.num_glimpses):
-            with self._autocast():  # anew for each update: it keeps the weights it has rounded
+            with self._autocast(), self._rounded():  # anew for each update
                 step = next(episode)
             self.optimiser.zero_grad(set_to_none=True)
             step.total.backward()
+            if self.rounded is not None:
+                self.rounded.hand_over_gradients()
             self.optimiser.step()
             self.meter.add(step.parts)
 
     def _autocast(self) -> torch.autocast:
         return autocast(self.device, self.training.precision)
+
+    def _rounded(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.rounded is None else self.rounded.in_use()
 
     def policy(self, epoch: int) -> Policy:
         """Returns who picks the locations in an epoch: nobody knows yet during a warm-up."""

@@ -1,17 +1,16 @@
 """A DeiT/ViT encoder over any subset of an image's patches; parameters are named as in timm."""
 
-import importlib.util
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from stam import kernels
+from stam.lookup import look_up
 from stam.packing import Linear
 from stam.shapes import Float, Int
-
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
-_SHORT = 128  # tokens
 
 
 class PatchEmbed(nn.Module):
@@ -38,26 +37,24 @@ class Attention(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch tokens width"], num_queries: int | None = None
     ) -> Float[Tensor, "batch queries width"]:
-        """Attends from the first `num_queries` tokens (all of them by default) to every token."""
+        """Attends from the first `num_queries` tokens (all of them by default) to every token.
+
+        The output projection `proj` is left to the residual sum that follows.
+        """
         batch, tokens, width = x.shape
         if num_queries is None:
-            qkv = self.qkv(x)
-            if self._fits_short_attention(qkv) and tokens <= _SHORT:
-                from stam.short_attention import short_attention
+            if kernels.usable(x):
+                from stam.kernels.attention import fits, linear_attention
 
-                return self.proj(short_attention(qkv, self.num_heads))
-            query, key, value = self._heads(qkv, 3)
+                if fits(width // self.num_heads, tokens):
+                    return linear_attention(x, self.qkv.weight, self.qkv.bias, self.num_heads)
+            query, key, value = self._heads(self.qkv(x), 3)
         else:
-            weight, bias = self.qkv.weight, self.qkv.bias
-            (query,) = self._heads(F.linear(x[:, :num_queries], weight[:width], bias[:width]), 1)
-            key, value = self._heads(F.linear(x, weight[width:], bias[width:]), 2)
+            weights, biases = (part.split((width, 2 * width)) for part in (self.qkv.weight, self.qkv.bias))
+            (query,) = self._heads(F.linear(x[:, :num_queries], weights[0], biases[0]), 1)
+            key, value = self._heads(F.linear(x, weights[1], biases[1]), 2)
         mixed = attend(query, key, value)  # (B, heads, queries, D / heads)
-        return self.proj(mixed.transpose(1, 2).reshape(batch, -1, width))
-
-    def _fits_short_attention(self, qkv: Tensor) -> bool:
-        head = qkv.shape[2] // 3 // self.num_heads
-        is_half = qkv.dtype in (torch.bfloat16, torch.float16)
-        return _HAS_TRITON and qkv.is_cuda and is_half and head >= 16 and head & (head - 1) == 0
+        return mixed.transpose(1, 2).reshape(batch, -1, width)
 
     def _heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
         batch, tokens = projected.shape[:2]
@@ -70,23 +67,61 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch he
 
     On a GPU not by cuDNN, which makes a plan anew for every number of tokens: an episode has one a glimpse.
     """
-    if not query.is_cuda or torch.compiler.is_compiling():
+    if not query.is_cuda:
         return F.scaled_dot_product_attention(query, key, value)
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         return F.scaled_dot_product_attention(query, key, value)
 
 
+@dataclass(frozen=True)
+class Stream:
+    """The residual stream between the parts of a block: tokens, and a branch that is still to be added.
+
+    A branch ends with a linear layer, and after its sum comes a norm: together they are one step on a GPU.
+
+    Attributes:
+        tokens: What has been summed so far.
+        inputs: What the branch's last layer is to be applied to; none where there is nothing to add.
+        layer: That layer.
+        scale: Factor of the branch for each sample (drop-path).
+    """
+
+    tokens: Float[Tensor, "batch tokens width"]
+    inputs: Float[Tensor, "batch tokens hidden"] | None = None
+    layer: Linear | None = None
+    scale: Float[Tensor, "batch 1 1"] | None = None
+
+    def total(self) -> Float[Tensor, "batch tokens width"]:
+        """Returns the sum."""
+        if self.inputs is None or self.layer is None:
+            return self.tokens
+        branch = self.layer(self.inputs)
+        return self.tokens + (branch if self.scale is None else branch * self.scale)
+
+    def settle(self, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        """Returns the sum and its norm."""
+        if not kernels.usable(self.tokens):
+            total = self.total()
+            return total, norm(total)
+        from stam.kernels import residual
+
+        if self.inputs is None or self.layer is None:
+            return residual.norm(self.tokens, norm.weight, norm.bias, norm.eps)
+        layer, scaled = (self.layer.weight, self.layer.bias), (norm.weight, norm.bias)
+        return residual.linear_add_norm(self.tokens, self.inputs, layer, self.scale, scaled, norm.eps)
+
+
 class Mlp(nn.Module):
-    """The two-layer MLP of a block."""
+    """The two-layer MLP of a block; its second layer is left to the residual sum that follows."""
 
     def __init__(self, width: int, hidden_width: int) -> None:
         super().__init__()
         self.fc1 = Linear(width, hidden_width)
         self.fc2 = Linear(hidden_width, width)
 
-    def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
-        """Applies FC-GELU-FC."""
-        return self.fc2(self.fc1.with_gelu(x))
+    def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens hidden"]:
+        """Applies FC-GELU."""
+        return self.fc1.with_gelu(x)
 
 
 class Block(nn.Module):
@@ -101,15 +136,16 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "batch tokens width"],
+        stream: Stream,
         drop_masks: Float[Tensor, "2 batch 1 1"] | None = None,
         num_queries: int | None = None,
-    ) -> Float[Tensor, "batch queries width"]:
-        """Returns the block's output for the first `num_queries` tokens, all of them by default."""
-        attended = self.attn(self.norm1(x), num_queries)
-        x = x[:, :num_queries] + (attended if drop_masks is None else attended * drop_masks[0])
-        expanded = self.mlp(self.norm2(x))
-        return x + (expanded if drop_masks is None else expanded * drop_masks[1])
+    ) -> Stream:
+        """Returns the stream after the block, of the first `num_queries` tokens, all of them by default."""
+        scales = (None, None) if drop_masks is None else drop_masks.unbind()
+        x, normed = stream.settle(self.norm1)
+        attended = self.attn(normed, num_queries)
+        x, normed = Stream(x[:, :num_queries], attended, self.attn.proj, scales[0]).settle(self.norm2)
+        return Stream(x, self.mlp(normed), self.mlp.fc2, scales[1])
 
 
 class VisionTransformer(nn.Module):
@@ -184,20 +220,18 @@ class VisionTransformer(nn.Module):
     ) -> Float[Tensor, "batch readout width"]:
         """Encodes patches and returns the normalised features of the read-out tokens."""
         x = torch.cat((self._readout_tokens(patches.shape[0]), self.embed(patches, positions)), dim=1)
-        *early, last = self.blocks
-        for index, block in enumerate(early):
-            # only learning is worth compiling for; what is compiled is the call, not `forward`
-            run = block if self.training else block.forward
-            x = run(x, None if drop_masks is None else drop_masks[index])
-        # nor is the last one, which differs: it would take as long to compile as all the others
-        x = last.forward(x, None if drop_masks is None else drop_masks[-1], num_queries=self.num_readout)
-        return self.norm(x)
+        stream = Stream(x)
+        last = len(self.blocks) - 1
+        for index, block in enumerate(self.blocks):
+            masks = None if drop_masks is None else drop_masks[index]
+            stream = block(stream, masks, num_queries=self.num_readout if index == last else None)
+        return self.norm(stream.total())
 
     def embed(
         self, patches: Float[Tensor, "batch tokens pixels"], positions: Int[Tensor, "batch tokens"]
     ) -> Float[Tensor, "batch tokens width"]:
         """Returns patch tokens: each patch's projection plus the embedding of its position."""
-        return self.patch_embed(patches) + F.embedding(positions, self.pos_embed[0, self.num_readout :])
+        return self.patch_embed(patches) + look_up(self.pos_embed[0, self.num_readout :], positions)
 
     def _readout_tokens(self, batch_size: int) -> Tensor:
         tokens = torch.cat((self.cls_token, self.dist_token), 1) if self.distilled else self.cls_token

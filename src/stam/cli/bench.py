@@ -33,7 +33,7 @@ class Arguments:
         look_batch: Scenes looked at together; none is 512 on a GPU and 1 elsewhere.
         batches: How many training batches to time, and how many looks.
         files: Also train from image files, with augmentation.
-        compile: Compile and record, on a GPU.
+        compile: Use compiled kernels and recorded batches, on a GPU.
         json: Print JSON.
         plot: Also draw images a second against batch and glimpses, to this file (extra `figures`).
     """

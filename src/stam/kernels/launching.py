@@ -1,0 +1,39 @@
+"""What the kernels share: half-precision weights, and how many programs to start."""
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+_PROGRAMS_A_PROCESSOR = 4
+
+
+def in_half(*weights: Tensor) -> tuple[Tensor, ...]:
+    """Returns weights as autocast rounds them; nothing happens to those that are rounded already."""
+    dtype = torch.get_autocast_dtype("cuda")
+    return tuple(weight.to(dtype) for weight in weights)
+
+
+def num_programs(tiles: int, device: torch.device) -> int:
+    """Returns how many programs to share tiles among, where each leaves sums to be added up."""
+    return max(1, min(tiles, _PROGRAMS_A_PROCESSOR * _num_processors(device)))
+
+
+def shared_grid(rows: int, width: int, tile: int, block: int, device: torch.device) -> tuple[int, int]:
+    """Returns a grid of (programs that share the rows, blocks of columns), likewise."""
+    blocks = triton.cdiv(width, block)
+    most = 4 * _PROGRAMS_A_PROCESSOR * _num_processors(device)
+    return max(1, min(triton.cdiv(rows, tile), most // blocks)), blocks
+
+
+@cache
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":  # Triton's interpreter
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def padded(width: int) -> int:
+    """Returns the side of a tile that holds a row."""
+    return triton.next_power_of_2(width)

@@ -1,0 +1,171 @@
+"""A linear layer, the residual sum it is added to, and the layer norm of that sum."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stam.kernels.launching import in_half, num_programs, padded
+
+_TILE = 2048  # numbers
+
+
+@triton.jit
+def _standardise(values, inside, width, eps):
+    """Returns rows with zero mean and unit variance, and what they were divided by, inverted."""
+    mean = tl.sum(values, 1) / width
+    centred = tl.where(inside, values - mean[:, None], 0.0)
+    inverse = 1 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
+    return centred * inverse[:, None], inverse
+
+
+@triton.jit(do_not_specialize=["rows", "tokens"])
+def _add_norm(
+    x, branch, scale, weight, bias, total, normed, rows, tokens, eps,
+    width: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+    has_branch: tl.constexpr, has_scale: tl.constexpr,
+):  # fmt: skip
+    row, column = tl.program_id(0) * tile + tl.arange(0, tile), tl.arange(0, block)
+    inside = (row[:, None] < rows) & (column[None, :] < width)
+    place = row[:, None].to(tl.int64) * width + column[None, :]
+    values = tl.load(x + place, mask=inside, other=0.0)
+    if has_branch:
+        added = tl.load(branch + place, mask=inside, other=0.0).to(tl.float32)
+        if has_scale:
+            added *= tl.load(scale + row // tokens, mask=row < rows, other=0.0)[:, None]
+        values += added
+        tl.store(total + place, values, mask=inside)
+    standard, _ = _standardise(values, inside, width, eps)
+    factor = tl.load(weight + column, mask=column < width, other=0.0)
+    offset = tl.load(bias + column, mask=column < width, other=0.0)
+    result = standard * factor[None, :] + offset[None, :]
+    tl.store(normed + place, result.to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "tokens"])
+def _add_norm_backward(
+    total, scale, weight, dtotal, dnormed, dx, dbranch, sums, rows, tokens, eps,
+    width: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+    has_dtotal: tl.constexpr, has_branch: tl.constexpr, has_scale: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, block)
+    factor = tl.load(weight + column, mask=column < width, other=0.0)
+    dweight = tl.zeros((tile, block), tl.float32)
+    dbias = tl.zeros((tile, block), tl.float32)
+    dbranch_sum = tl.zeros((tile, block), tl.float32)
+    for start in range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile):
+        row = start + tl.arange(0, tile)
+        inside = (row[:, None] < rows) & (column[None, :] < width)
+        place = row[:, None].to(tl.int64) * width + column[None, :]
+        values = tl.load(total + place, mask=inside, other=0.0)
+        given = tl.load(dnormed + place, mask=inside, other=0.0).to(tl.float32)
+        standard, inverse = _standardise(values, inside, width, eps)
+        dweight += given * standard
+        dbias += given
+        given *= factor[None, :]
+        along = tl.sum(given * standard, 1) / width
+        mean = tl.sum(given, 1) / width
+        gradient = (given - standard * along[:, None] - mean[:, None]) * inverse[:, None]
+        if has_dtotal:
+            gradient += tl.load(dtotal + place, mask=inside, other=0.0)
+        gradient = tl.where(inside, gradient, 0.0)
+        tl.store(dx + place, gradient, mask=inside)
+        if has_branch:
+            if has_scale:
+                gradient *= tl.load(scale + row // tokens, mask=row < rows, other=0.0)[:, None]
+            rounded = gradient.to(dbranch.dtype.element_ty)
+            tl.store(dbranch + place, rounded, mask=inside)
+            dbranch_sum += rounded.to(tl.float32)
+    place = sums + tl.program_id(0) * 3 * width + column
+    tl.store(place, tl.sum(dweight, 0), mask=column < width)
+    tl.store(place + width, tl.sum(dbias, 0), mask=column < width)
+    if has_branch:
+        tl.store(place + 2 * width, tl.sum(dbranch_sum, 0), mask=column < width)
+
+
+def norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Returns single-precision rows (B, tokens, width) as they are, and their layer norm in half precision.
+
+    Going on with the first lets both gradients be summed in one pass.
+    """
+    return _AddAndNorm.apply(x, None, None, None, None, weight, bias, eps)
+
+
+def linear_add_norm(
+    x: Tensor,
+    inputs: Tensor,
+    layer: tuple[Tensor, Tensor],
+    scale: Tensor | None,
+    norm: tuple[Tensor, Tensor],
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Returns x + scale (W inputs + b), in single precision, and its layer norm, in half.
+
+    Args:
+        x: (B, tokens, width).
+        inputs: (B, tokens, any).
+        layer: W and b.
+        scale: One number a sample, with as many dimensions as `x`.
+        norm: Weight and bias of the layer norm.
+        eps: Of the layer norm.
+    """
+    return _AddAndNorm.apply(x, *in_half(inputs, *layer), scale, *norm, eps)
+
+
+class _AddAndNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        inputs: Tensor | None,
+        matrix: Tensor | None,
+        layer_bias: Tensor | None,
+        scale: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        x = x.contiguous()
+        tokens, width = x.shape[1:]
+        rows, block = x.shape[0] * tokens, padded(width)
+        tile = max(1, _TILE // block)
+        branch = None
+        if inputs is not None and matrix is not None and layer_bias is not None:
+            inputs = inputs.reshape(rows, -1)
+            branch = torch.addmm(layer_bias, inputs, matrix.t())
+        total = x.view_as(x) if branch is None else torch.empty_like(x)
+        half = torch.get_autocast_dtype("cuda") if inputs is None else inputs.dtype
+        normed = torch.empty_like(x, dtype=half)
+        _add_norm[(triton.cdiv(rows, tile),)](
+            x, branch, scale, weight, bias, total, normed, rows, tokens, eps,
+            width, block, tile, branch is not None, scale is not None, num_warps=4,
+        )  # fmt: skip
+        ctx.save_for_backward(total, inputs, matrix, scale, weight)
+        ctx.eps = eps
+        ctx.set_materialize_grads(False)
+        return total, normed
+
+    @staticmethod
+    def backward(ctx: Any, dtotal: Tensor | None, dnormed: Tensor) -> tuple[Tensor | None, ...]:
+        total, inputs, matrix, scale, weight = ctx.saved_tensors
+        tokens, width = total.shape[1:]
+        rows, block = total.shape[0] * tokens, padded(width)
+        tile = max(1, _TILE // block)
+        programs = num_programs(triton.cdiv(rows, tile), total.device)
+        dx = torch.empty_like(total)
+        has_branch = inputs is not None
+        dbranch = inputs.new_empty(rows, width) if has_branch else None
+        sums = torch.empty((programs, 3, width), device=total.device)
+        _add_norm_backward[(programs,)](
+            total, scale, weight, None if dtotal is None else dtotal.contiguous(), dnormed.contiguous(),
+            dx, dbranch, sums, rows, tokens, ctx.eps, width, block, tile,
+            dtotal is not None, has_branch, scale is not None, num_warps=4,
+        )  # fmt: skip
+        if dbranch is None:
+            dweight, dbias = sums[:, :2].sum(0)
+            return dx, None, None, None, None, dweight, dbias, None
+        dweight, dbias, dlayer_bias = sums.sum(0)
+        dinputs = (dbranch @ matrix).view(*total.shape[:2], -1)
+        return dx, dinputs, dbranch.t() @ inputs, dlayer_bias.to(matrix.dtype), None, dweight, dbias, None

@@ -1,0 +1,49 @@
+"""Run with TRITON_INTERPRET=1: every kernel, in Triton's interpreter, against the plain operations."""
+
+import copy
+
+import torch
+
+from stam import AgentConfig, kernels
+from stam.agent import Agent
+
+BATCH = 24  # batch norm over few rows magnifies every rounding
+torch.set_autocast_dtype("cuda", torch.float32)  # what the kernels round to: nothing
+torch.manual_seed(0)
+agent = Agent(
+    AgentConfig(
+        num_classes=5,
+        image_size=32,
+        glimpse_size=8,
+        patch_size=4,
+        width=48,  # rows that do not fill a tile
+        depth=3,
+        num_heads=3,
+        drop_path=0.3,
+        actor_width=40,
+        critic_width=16,
+    )
+).train()
+agent.add_critic()
+fused = copy.deepcopy(agent)
+for count in (1, 9):
+    locations = torch.stack([torch.randperm(16)[:count] for _ in range(BATCH)])
+    patches = agent.grid.patches(agent.grid.cut(torch.randn(BATCH, 3, 32, 32), locations))
+    inputs = patches, agent.positions[locations].flatten(1), agent.sample_drop_path(BATCH)
+    rest = torch.stack([torch.randperm(16)[: 16 - count] for _ in range(BATCH)])
+    found = []
+    for one in (agent, fused):
+        kernels.usable = lambda x, on=one is fused: on
+        features = one.core(*inputs)
+        logits = one.actor(features.flatten(1), rest)
+        value = one.critic(features.flatten(1))
+        (features.square().sum() + logits.square().sum() + value.square().sum()).backward()
+        grads = {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
+        results = {"features": features, "logits": logits, "value": value}
+        found.append(results | grads | dict(one.named_buffers()))
+        one.zero_grad(set_to_none=True)
+    for name, wanted in found[0].items():
+        message = f"{name} after {count} glimpses"
+        torch.testing.assert_close(
+            found[1][name], wanted, atol=1e-3, rtol=1e-3, msg=lambda text, at=message: f"{at}: {text}"
+        )
