@@ -1,4 +1,4 @@
-"""Draws what `real_images.py` measured: every agent's curve beside the authors' points.
+"""Draws what `real_images.py` and `who_chooses.py` measured: curves, the authors' points, paths.
 
 python experiments/draw_real_images.py experiments/results --out docs/images
 """
@@ -6,13 +6,14 @@ python experiments/draw_real_images.py experiments/results --out docs/images
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from stam.evaluation import load_evaluation
 from stam.figures import evaluation_figures, to_bytes
-from stam.figures.style import COLUMN, LIGHT, LINES, dress, legend, new_figure
+from stam.figures.style import COLUMN, LIGHT, LINES, PAGE, SMALL, dress, legend, new_figure
 
 # measured once with the authors' code: glimpses and accuracy in %
 AUTHORS = {
@@ -22,19 +23,53 @@ AUTHORS = {
 KEPT = ("early-exit", "locations")
 
 
-def draw(results: Path, dataset: str) -> bytes:
+def draw(results: list[dict[str, Any]], points: dict[int, float] | None = None) -> bytes:
     figure, ((axes,),) = new_figure(COLUMN, 3.6)
     dress(axes, LIGHT, "glimpses sensed", "top-1 accuracy (%)")
-    for position, result in enumerate(json.loads(results.read_text())):
+    for position, result in enumerate(results):
         mean, std = 100 * np.array(result["mean"]), 100 * np.array(result["std"])
         at = np.arange(1, len(mean) + 1)
         colour = LIGHT.colours[position % len(LIGHT.colours)]
         axes.plot(at, mean, color=colour, linestyle=LINES[position % len(LINES)], label=result["name"])
         axes.fill_between(at, mean - 5 * std, mean + 5 * std, color=colour, alpha=0.2, linewidth=0)
-    points = AUTHORS[dataset]
-    axes.plot(list(points), list(points.values()), "x", color=LIGHT.ink, label="the authors' code")
+    if points is not None:
+        axes.plot(list(points), list(points.values()), "x", color=LIGHT.ink, label="the authors' code, 240 s")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(figure, LIGHT)
+    return to_bytes(figure)
+
+
+def draw_paths(found: dict[str, Any], columns: int = 4) -> bytes:
+    """Where an agent looked, scene by scene, until it was sure; the number is that of the glimpse."""
+    grid_rows, grid_columns = found["grid"]
+    rows = -(-len(found["paths"]) // columns)
+    figure, panels = new_figure(PAGE, 1.95 * rows, rows, columns)
+    for axes in panels.flat:
+        axes.set_axis_off()
+    for axes, path in zip(panels.flat, found["paths"], strict=False):
+        sure = [confidence > found["threshold"] for confidence in path["confidences"]]
+        count = sure.index(True) + 1 if any(sure) else len(sure)
+        shade = np.full((grid_rows, grid_columns), np.nan)
+        places = [divmod(location, grid_columns) for location in path["locations"][:count]]
+        for number, (row, column) in enumerate(places, 1):
+            shade[row, column] = number
+            axes.text(column, row, str(number), ha="center", va="center", fontsize=SMALL, color=LIGHT.ink)
+        axes.imshow(shade, cmap="Blues_r", vmin=-12, vmax=len(sure) + 12, extent=None)
+        axes.plot([c for _, c in places], [r for r, _ in places], color=LIGHT.muted, linewidth=0.6)
+        axes.set(xlim=(-0.5, grid_columns - 0.5), ylim=(grid_rows - 0.5, -0.5))
+        axes.set_axis_on()
+        axes.set_xticks(np.arange(0.5, grid_columns - 1), [])
+        axes.set_yticks(np.arange(0.5, grid_rows - 1), [])
+        axes.grid(True, color=LIGHT.grid, linewidth=0.6)
+        axes.tick_params(length=0)
+        said = path["predictions"][count - 1]
+        right = said == path["label"]
+        title = f"{said}, {100 * path['confidences'][count - 1]:.0f}%"
+        axes.set_title(
+            title if right else f"{title}\n(is {path['label']})",
+            fontsize=SMALL,
+            color=LIGHT.ink if right else LIGHT.colours[1],
+        )
     return to_bytes(figure)
 
 
@@ -47,9 +82,17 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     for dataset in AUTHORS:
-        results, learned = (arguments.results / f"{dataset}{end}.json" for end in ("", "-learned"))
-        if results.exists():
-            (arguments.out / f"{dataset}-curves.png").write_bytes(draw(results, dataset))
+        alike, long, learned, choosers = (
+            arguments.results / f"{dataset}{end}.json" for end in ("", "-240s", "-learned", "-choosers")
+        )
+        if alike.exists():
+            (arguments.out / f"{dataset}-curves.png").write_bytes(draw(json.loads(alike.read_text())))
+        if long.exists():
+            picture = draw(json.loads(long.read_text()), AUTHORS[dataset])
+            (arguments.out / f"{dataset}-240s.png").write_bytes(picture)
+        if choosers.exists():
+            picture = draw_paths(json.loads(choosers.read_text()))
+            (arguments.out / f"{dataset}-paths.png").write_bytes(picture)
         if learned.exists():
             figures = evaluation_figures(load_evaluation(learned))
             for name in KEPT:

@@ -6,9 +6,9 @@ export PYTHONPATH=src PYTHONUNBUFFERED=1
 stage=$1
 runs=$(mktemp -d)
 init=$DATA/deit_tiny_patch16_224.fp16.safetensors
-# what the searches compare unless TRIALS says otherwise: the learning rate, and how sharp the policy gets
-rates='{"3e-5": {"training": {"base_lr": 3e-5}}, "1e-4": {"training": {"base_lr": 1e-4}},
-  "3e-5-tau10": {"training": {"base_lr": 3e-5, "tau_end": 10.0}}}'
+# what the searches compare unless TRIALS says otherwise: what a glimpse is rewarded for
+trials='{"paper": {}, "gain-0": {"training": {"reward": "gain", "discount": 0.0}},
+  "gain-0.7": {"training": {"reward": "gain", "discount": 0.7}}}'
 everyone="learned random plus spiral hard no-consistency"
 run() {
   timeout "${LIMIT:-550}" python3 experiments/real_images.py "$@" --init "$init" --out "$runs" 2>"$runs/errors" ||
@@ -16,11 +16,11 @@ run() {
 }
 case $stage in
   aid-search)
-    run aid --data "$DATA/aid.tar" --hold-out --seeds 3 --trials "${TRIALS:-$rates}" \
+    run aid --data "$DATA/aid.tar" --hold-out --seeds 3 --trials "${TRIALS:-$trials}" \
       --set '{"training": {"epochs": 10, "tau_epochs": 5}, "teacher": {"epochs": 20}}'
     ;;
   imagenette-search)
-    run imagenette --data "$DATA/imagenette-train.tar" --hold-out --seeds 3 --trials "${TRIALS:-$rates}" \
+    run imagenette --data "$DATA/imagenette-train.tar" --hold-out --seeds 3 --trials "${TRIALS:-$trials}" \
       --set '{"training": {"epochs": 10, "tau_epochs": 5}}'
     ;;
   aid) run aid --data "$DATA/aid.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" ;;

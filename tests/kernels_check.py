@@ -44,6 +44,9 @@ for count in (1, 9):
         one.zero_grad(set_to_none=True)
     for name, wanted in found[0].items():
         message = f"{name} after {count} glimpses"
+        if name not in found[1]:  # a bias that batch norm takes away again
+            assert name.endswith("bias") and wanted.abs().max() < 1e-3, message
+            continue
         torch.testing.assert_close(
             found[1][name], wanted, atol=1e-3, rtol=1e-3, msg=lambda text, at=message: f"{at}: {text}"
         )

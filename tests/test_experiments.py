@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from images import make_image_folder
 
 ROOT = Path(__file__).parent.parent
@@ -110,3 +111,26 @@ def test_the_training_benchmark(tmp_path):
     assert "first three batches" in shown
     found = json.loads((tmp_path / "training.json").read_text())
     assert found["profile"]["tiny"] and len(found["agreement"]) == 2 and len(found["scaling"]) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it measures")
+def test_the_kernel_benchmark_needs_a_gpu():
+    with pytest.raises(AssertionError, match="measures kernels for a GPU"):
+        run("kernels.py", folder="benchmarks")
+
+
+def test_who_chooses(images, tmp_path):
+    settings = json.dumps({"agent": AGENT, "training": TRAINING, "teacher": TEACHER})
+    out = tmp_path / "out"
+    run(
+        *("real_images.py", "aid", "--data", images, "--init", "none", "--out", out),
+        *("--set", settings, "--seeds", 1, "--glimpses", 2, "--workers", 0),
+    )
+    shown = run(
+        *("who_chooses.py", out / "learned", "--data", images, "--glimpses", 3, "--paths", 2),
+        *("--out", tmp_path / "aid-choosers.json"),
+    )
+    assert all(policy in shown for policy in ("learned", "plus", "spiral", "random"))
+    found = json.loads((tmp_path / "aid-choosers.json").read_text())
+    assert all(len(curve) == 3 for curve in found["accuracy"].values()) and len(found["paths"]) == 2
+    assert "aid-paths.png" in run("draw_real_images.py", tmp_path, "--out", tmp_path / "images")

@@ -257,3 +257,40 @@ class TestDegenerateInputStaysFinite:
             learner.core.head.weight.mul_(1e4)
             learner.core.head_dist.weight.mul_(1e4)
         all_finite(learner, images, consistency=consistency)
+
+
+@pytest.mark.parametrize("reward", ["agreement", "gain"])
+@pytest.mark.parametrize("discount", [1.0, 0.5, 0.0])
+def test_other_rewards_and_discounts(learner, images, reward, discount):
+    """The critic's loss, written out from what the reward and the discount mean."""
+    log_q = torch.randn(4, 5).log_softmax(1)
+
+    def sense(locations):
+        return learner.grid.cut(images, locations[:, None])[:, 0]
+
+    learner.eval()  # so that a value is the same whenever it is asked for
+    with torch.no_grad():
+        step = next(rollout(learner, sense, 3, torch.arange(4), SampledPolicy(learner.actor, 4.0)))
+        ahead = learner.believe(step.next_memory)
+        values = ValueNormaliser(3, discount=discount)
+        parts = Objective(3, reward=reward, discount=discount).attention(
+            step, ahead, learner.critic, values, log_q
+        )
+        agreement = -kl_divergence(ahead.log_probabilities(), log_q)
+        before = -kl_divergence(step.belief.log_probabilities(), log_q)
+        assert parts["reward"] == agreement.mean()
+        gain = agreement - before if reward == "gain" else agreement
+        target = (gain - gain.mean()) / gain.std(correction=0)
+        target = target + discount * learner.critic(ahead.state)  # the last step's statistics: 0 and 1
+        spread = 1 + discount**2
+        mean, second = 0.01 * target.mean(), 0.99 * spread + 0.01 * target.square().mean()
+        normalised = (target - mean) / (second - mean**2).sqrt()
+        wanted = (normalised - learner.critic(step.belief.state)).abs().mean()
+    torch.testing.assert_close(parts["critic"], wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_unknown_rewards_and_discounts_are_refused():
+    with pytest.raises(ConfigError, match="reward"):
+        Objective(2, reward="praise")
+    with pytest.raises(ConfigError, match="discount must be from 0 to 1, got 1.5"):
+        Objective(2, discount=1.5)

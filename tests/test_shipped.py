@@ -12,7 +12,7 @@ from stam.errors import WeightsError
 from stam.sources import start_agent
 from stam.weights import MODEL_FILE, load_teacher_folder, package_folder, package_names
 
-AGENTS = ("digits", "imagenette-tiny")
+AGENTS = {"digits": 10, "imagenette-tiny": 10, "aid-tiny": 30}
 ASSETS = Path(weights._ASSETS)
 
 
@@ -22,7 +22,7 @@ def test_an_agent_loads_without_a_network_and_looks(name):
     grid = agent.grid
     trace = agent.look(torch.randn(1, 3, *grid.image_size), 3, first_location=0)
     assert trace.probabilities.sum(-1) == pytest.approx(1, abs=1e-4)
-    assert len(agent.labels) == 10
+    assert len(agent.labels) == AGENTS[name]
     assert (ASSETS / name / MODEL_FILE).stat().st_size <= 20_000_000
 
 
@@ -53,8 +53,9 @@ def test_a_damaged_model_is_refused(tmp_path, monkeypatch):
     assert stam.load("imagenette-tiny").labels
 
 
-def test_the_calibrated_agent_says_so():
-    agent = stam.load("imagenette-tiny")
+@pytest.mark.parametrize("name", ["imagenette-tiny", "aid-tiny"])
+def test_a_calibrated_agent_says_so(name):
+    agent = stam.load(name)
     assert agent.config.temperature != 1.0 and 0.5 < agent.threshold < 1
 
 

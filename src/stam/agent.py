@@ -51,13 +51,17 @@ class RowNorm(nn.BatchNorm1d):
             return F.batch_norm(rows, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
         return super().forward(rows)
 
-    def with_relu(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "rows features"]:
-        """Normalises over the rows, then rectifies."""
+    def then_relu(
+        self, rows: Float[Tensor, "rows inputs"], layer: nn.Linear | None = None
+    ) -> Float[Tensor, "rows features"]:
+        """Normalises rows, or what a layer makes of them, then rectifies."""
         if self.training and rows.shape[0] > 1 and kernels.usable(rows):
-            from stam.kernels.rows import norm_relu
+            from stam.kernels.rows import linear_norm_relu, norm_relu
 
-            return norm_relu(rows, self)
-        return F.relu(self(rows))
+            if layer is None:
+                return norm_relu(rows, self)
+            return linear_norm_relu(rows, layer.weight, layer.bias, self)
+        return F.relu(self(rows if layer is None else layer(rows)))
 
 
 class RowMlp(nn.Module):
@@ -72,9 +76,9 @@ class RowMlp(nn.Module):
 
     def finish(self, first: Float[Tensor, "rows hidden"]) -> Float[Tensor, " rows"]:
         """Computes everything after the first linear layer."""
-        rows = self.bn0.with_relu(first)
-        rows = self.bn1.with_relu(self.fc1(rows))
-        rows = self.bn2.with_relu(self.fc2(rows))
+        rows = self.bn0.then_relu(first)
+        rows = self.bn1.then_relu(rows, self.fc1)
+        rows = self.bn2.then_relu(rows, self.fc2)
         return self.fc_final(rows).squeeze(1)
 
 

@@ -21,6 +21,7 @@ from stam.policy import Policy, SampledPolicy
 from stam.shapes import Float, Int
 
 CONSISTENCY = ("soft", "hard", "none")
+REWARDS = ("agreement", "gain")
 
 _SMALLEST_LOG_PROBABILITY = math.log(torch.finfo(torch.float32).tiny)  # a certain teacher stays finite
 _SMALLEST_DEVIATION = 1e-6  # equal rewards give zero, not a division by zero
@@ -44,20 +45,21 @@ def normalise_rewards(rewards: Float[Tensor, " batch"]) -> Float[Tensor, " batch
 class ValueNormaliser(nn.Module):
     """PopArt-style statistics of the critic's targets, kept apart for each step of an episode.
 
-    `mean` (mu) starts at 0 and `second_moment` (nu) at the number of rewards still to come, which is the
-    variance of a sum of that many independent unit rewards. Both are buffers, so that they are saved with a
-    checkpoint and move with the module; they belong to training, not to the agent.
+    `mean` (mu) starts at 0 and `second_moment` (nu) at the variance of what is still to come, were rewards
+    independent: without a discount their number. Both are buffers, so that they are saved with a checkpoint
+    and move with the module; they belong to training, not to the agent.
     """
 
     mean: Tensor
     second_moment: Tensor
 
-    def __init__(self, num_glimpses: int, decay: float = 0.99) -> None:
+    def __init__(self, num_glimpses: int, decay: float = 0.99, discount: float = 1.0) -> None:
         super().__init__()
         rewards = num_glimpses - 1
         self.decay = decay
+        to_come = (discount ** (2 * torch.arange(rewards, dtype=torch.float64))).cumsum(0).flip(0)
         self.register_buffer("mean", torch.zeros(rewards))
-        self.register_buffer("second_moment", torch.arange(rewards, 0, -1, dtype=torch.float64))
+        self.register_buffer("second_moment", to_come)
 
     def _deviation(self, k: int) -> Tensor:
         variance = self.second_moment[k] - self.mean[k].double().square()
@@ -87,15 +89,23 @@ class Objective:
         num_glimpses: Glimpses in an episode (the paper's T).
         consistency: `soft` follows the teacher's distribution, `hard` its most probable class; `none`
             trains the ensemble on the labels alone.
+        reward: `agreement` with the teacher after the next glimpse, as in the paper, or the `gain` in it by
+            that glimpse. What was known before does not depend on where to look: without it, the reward
+            varies less from scene to scene.
+        discount: How much the return after the next glimpse counts; 1 in the paper.
     """
 
     num_glimpses: int
     consistency: str = "soft"
+    reward: str = "agreement"
+    discount: float = 1.0
 
     def __post_init__(self) -> None:
         """Checks the settings."""
         require(self.num_glimpses >= 1, f"num_glimpses must be at least 1, got {self.num_glimpses}")
         require_choice("consistency", self.consistency, CONSISTENCY)
+        require_choice("reward", self.reward, REWARDS)
+        require(0 <= self.discount <= 1, f"discount must be from 0 to 1, got {self.discount}")
 
     def classification(
         self,
@@ -136,9 +146,12 @@ class Objective:
         k = step.num_glimpses - 1
         with torch.no_grad():
             rewards = -kl_divergence(ahead.log_probabilities(), teacher_log_probabilities)
-            targets = normalise_rewards(rewards)
-            if step.num_glimpses + 1 < self.num_glimpses:  # the last state has no return to come
-                targets = targets + values.denormalise(critic(ahead.state), k + 1)
+            gains = rewards
+            if self.reward == "gain":
+                gains = rewards + kl_divergence(step.belief.log_probabilities(), teacher_log_probabilities)
+            targets = normalise_rewards(gains)
+            if self.discount > 0 and step.num_glimpses + 1 < self.num_glimpses:  # a last state has no return
+                targets = targets + self.discount * values.denormalise(critic(ahead.state), k + 1)
             values.update(targets, k)
             normalised = values.normalise(targets, k)
         value = critic(step.belief.state)

@@ -117,14 +117,16 @@ def imagenette() -> RunConfig:
     """Imagenette, ten classes of ImageNet, from a DeiT-Tiny that is the teacher too: minutes on one GPU."""
     return RunConfig(
         agent=AgentConfig.of_size("tiny", 10, actor_width=512),
-        data=DataConfig("imagenette", resize_size=None, augment=AugmentConfig(num_ops=0)),
+        data=DataConfig(
+            "imagenette", resize_size=None, augment=AugmentConfig(num_ops=0, crop_scale=(0.25, 1.0))
+        ),
         training=TrainingConfig(
-            epochs=60,
+            epochs=56,
             epoch_share=1.0,
             batch_size=600,
-            base_lr=3e-5,
+            base_lr=2e-5,
             actor_lr=4e-4,
-            tau_epochs=30,
+            tau_epochs=28,
         ),
         init="hub:facebook/deit-tiny-patch16-224",
         teacher="hub:facebook/deit-tiny-patch16-224",
@@ -143,9 +145,9 @@ def aid() -> RunConfig:
             resize_size=None,
             augment=AugmentConfig(num_ops=0, vertical_flip=0.5, crop_scale=(0.2, 1.0)),
         ),
-        training=dataclasses.replace(base.training, base_lr=1e-4),
+        training=dataclasses.replace(base.training, epochs=70, base_lr=7e-5, tau_epochs=35),
         teacher_training=TeacherConfig(
-            epochs=40,
+            epochs=20,
             batch_size=256,
             base_lr=5e-4,
             warmup_epochs=2,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from stam.config import AgentConfig, require, require_choice
 from stam.data.augment import AugmentConfig
-from stam.objective import CONSISTENCY
+from stam.objective import CONSISTENCY, REWARDS
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 
@@ -62,6 +62,9 @@ class TrainingConfig:
         warmup_epochs: First epochs that train the classifiers on random glimpses, before looking is learned.
         batch_size: Scenes in a batch, over all processes.
         consistency: `soft`, `hard` or `none`.
+        reward: Of the next glimpse: `agreement` with the teacher after it, as in the paper, or the `gain` in
+            agreement by it.
+        discount: How much what comes after the next glimpse counts; 1 in the paper.
         base_lr: Learning rate at batch 512 of everything but the critic; it scales with the batch.
         critic_lr: The same for the critic.
         actor_lr: The same for the actor; none takes `base_lr`, as the paper does.
@@ -86,6 +89,8 @@ class TrainingConfig:
     warmup_epochs: int = 0
     batch_size: int = 4096
     consistency: str = "soft"
+    reward: str = "agreement"
+    discount: float = 1.0
     base_lr: float = 1e-6
     critic_lr: float = 1e-3
     actor_lr: float | None = None
@@ -131,6 +136,8 @@ class TrainingConfig:
         require(share is None or 0 < share <= 1, f"epoch_share must be above 0 and at most 1, got {share}")
         require(self.tau_start > 0 and self.tau_end > 0, "tau_start and tau_end must be above 0")
         require_choice("consistency", self.consistency, CONSISTENCY)
+        require_choice("reward", self.reward, REWARDS)
+        require(0 <= self.discount <= 1, f"discount must be from 0 to 1, got {self.discount}")
         require_choice("precision", self.precision, PRECISIONS)
 
     def tau(self, epoch: int) -> float:

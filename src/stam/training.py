@@ -99,8 +99,11 @@ class AgentLearner(Learner):
         self.rounded = RoundedWeights(agent) if is_half(self.device, self.training.precision) else None
         self.rates = {part: torch.zeros((), device=self.device) for part in parts}
         self.optimiser = make_optimiser(parts, self.training.weight_decay, self.rates)
-        self.values = ValueNormaliser(self.training.num_glimpses).to(self.device)
-        self.objective = Objective(self.training.num_glimpses, self.training.consistency)
+        training = self.training
+        self.values = ValueNormaliser(training.num_glimpses, discount=training.discount).to(self.device)
+        self.objective = Objective(
+            training.num_glimpses, training.consistency, training.reward, training.discount
+        )
         self.augment = Augment(
             config.data.augment, agent.grid.image_size, agent.config.mean, agent.config.std
         )

@@ -13,11 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from stam.kernels.launching import in_half
+from stam.kernels.sums import sum_rows
 
 MOST_TOKENS = 128
 
 # warps that share a tile, by its side; `benchmarks/training.py attention` tries others
-WARPS = {"forward": {32: 4, 64: 4, 128: 8}, "backward": {32: 4, 64: 4, 128: 8}}
+WARPS = {"forward": {32: 2, 64: 2, 128: 8}, "backward": {32: 4, 64: 4, 128: 8}}
 
 
 @triton.jit
@@ -48,7 +49,7 @@ def _attention(qkv, out, tokens, scale, heads: tl.constexpr, head_width: tl.cons
 
 @triton.jit(do_not_specialize=["tokens"])
 def _attention_backward(
-    qkv, dout, dqkv, sums, tokens, scale, heads: tl.constexpr, head_width: tl.constexpr, block: tl.constexpr
+    qkv, dout, dqkv, tokens, scale, heads: tl.constexpr, head_width: tl.constexpr, block: tl.constexpr
 ):
     sample, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     rows, columns = tl.arange(0, block), tl.arange(0, head_width)
@@ -71,10 +72,6 @@ def _attention_backward(
     tl.store(dqkv + start + inside, dquery, mask=real)
     dkey = tl.dot(tl.trans(dscores), query).to(value.dtype)
     tl.store(dqkv + start + inside + stride, dkey, mask=real)
-    place = sums + sample * 3 * stride + head * head_width + columns  # what lies beyond the tokens is zero
-    tl.store(place, tl.sum(dquery.to(tl.float32), 0))
-    tl.store(place + stride, tl.sum(dkey.to(tl.float32), 0))
-    tl.store(place + 2 * stride, tl.sum(dvalue.to(tl.float32), 0))
 
 
 def fits(head_width: int, tokens: int) -> bool:
@@ -105,9 +102,9 @@ class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, qkv = ctx.saved_tensors
-        dqkv, dbias = attention_backward(qkv, dout.contiguous(), ctx.num_heads)
+        dqkv = attention_backward(qkv, dout.contiguous(), ctx.num_heads)
         dx = (dqkv @ weight).view_as(x)
-        return dx, dqkv.t() @ x.flatten(0, 1), dbias.to(weight.dtype), None
+        return dx, dqkv.t() @ x.flatten(0, 1), sum_rows(dqkv).to(weight.dtype), None
 
 
 def attention(qkv: Tensor, batch: int, num_heads: int) -> Tensor:
@@ -121,16 +118,15 @@ def attention(qkv: Tensor, batch: int, num_heads: int) -> Tensor:
     return out
 
 
-def attention_backward(qkv: Tensor, dout: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-    """Returns the gradient of the projected rows, laid out like them, and its sum over all of them."""
+def attention_backward(qkv: Tensor, dout: Tensor, num_heads: int) -> Tensor:
+    """Returns the gradient of the projected rows, laid out like them."""
     batch, tokens, width = dout.shape
     dqkv, block = torch.empty_like(qkv), _block(tokens)
-    sums = torch.empty((batch, 3 * width), device=qkv.device)
     head = width // num_heads
     _attention_backward[(batch * num_heads,)](
-        qkv, dout, dqkv, sums, tokens, head**-0.5, num_heads, head, block, num_warps=WARPS["backward"][block]
+        qkv, dout, dqkv, tokens, head**-0.5, num_heads, head, block, num_warps=WARPS["backward"][block]
     )
-    return dqkv, sums.sum(0)
+    return dqkv
 
 
 def _block(tokens: int) -> int:

@@ -16,9 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from stam.kernels.launching import in_half, shared_grid
+from stam.kernels.sums import add_up
 
 _EDGE, _DEGREE = 5.0, 12
-_ROWS, _COLUMNS = 8, 256
+# rows and columns of a tile, warps that share it, loads ahead; `benchmarks/kernels.py` tries others
+FORWARD = {"rows": 8, "columns": 256, "warps": 8}
+BACKWARD = {"rows": 8, "columns": 256, "warps": 8, "stages": 1}
 
 
 def _fit(even: Callable[[float], float]) -> list[float]:
@@ -60,11 +63,11 @@ def _gelu(
 @triton.jit(do_not_specialize=["rows"])
 def _gelu_backward(
     x, dy, dx, sums, rows, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12,
-    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(1) * block + tl.arange(0, block)
     total = tl.zeros((tile, block), tl.float32)
-    for start in range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile):
+    for start in tl.range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile, num_stages=stages):
         row = start + tl.arange(0, tile)
         inside = (row[:, None] < rows) & (column[None, :] < width)
         place = row[:, None].to(tl.int64) * width + column[None, :]
@@ -86,22 +89,36 @@ class _LinearGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         before = torch.addmm(bias, x.flatten(0, 1), weight.t())
-        result = torch.empty_like(before)
-        rows, width = before.shape
-        _gelu[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _COLUMNS))](
-            before, result, rows, *_CUMULATIVE, width, _ROWS, _COLUMNS, num_warps=8
-        )
         ctx.save_for_backward(x, weight, before)
-        return result.view(*x.shape[:2], -1)
+        return gelu(before).view(*x.shape[:2], -1)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, weight, before = ctx.saved_tensors
-        rows, width = before.shape
-        programs, blocks = shared_grid(rows, width, _ROWS, _COLUMNS, x.device)
-        dbefore = torch.empty_like(before)
-        sums = torch.empty((programs, width), device=x.device)
-        _gelu_backward[(programs, blocks)](
-            before, dy.contiguous(), dbefore, sums, rows, *_SLOPE, width, _ROWS, _COLUMNS, num_warps=8
-        )
-        return (dbefore @ weight).view_as(x), dbefore.t() @ x.flatten(0, 1), sums.sum(0).to(weight.dtype)
+        dbefore, dbias = gelu_backward(before, dy.flatten(0, 1))
+        return (dbefore @ weight).view_as(x), dbefore.t() @ x.flatten(0, 1), dbias.to(weight.dtype)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Returns GELU of (rows, width)."""
+    result = torch.empty_like(x)
+    rows, width = x.shape
+    tile, block = FORWARD["rows"], FORWARD["columns"]
+    _gelu[(triton.cdiv(rows, tile), triton.cdiv(width, block))](
+        x, result, rows, *_CUMULATIVE, width, tile, block, num_warps=FORWARD["warps"]
+    )
+    return result
+
+
+def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the gradient of (rows, width), and its sum over the rows."""
+    rows, width = x.shape
+    tile, block = BACKWARD["rows"], BACKWARD["columns"]
+    programs, blocks = shared_grid(rows, width, tile, block, x.device)
+    dx = torch.empty_like(x)
+    sums = torch.empty((programs, width), device=x.device)
+    _gelu_backward[(programs, blocks)](
+        x, dy.contiguous(), dx, sums, rows, *_SLOPE, width, tile, block, BACKWARD["stages"],
+        num_warps=BACKWARD["warps"],
+    )  # fmt: skip
+    return dx, add_up(sums)

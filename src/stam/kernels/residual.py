@@ -8,8 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from stam.kernels.launching import in_half, num_programs, padded
+from stam.kernels.sums import add_up
 
-_TILE = 2048  # numbers
+# numbers in a tile, warps that share it, loads ahead; `benchmarks/kernels.py` tries others
+FORWARD = {"tile": 2048, "warps": 4}
+BACKWARD = {"tile": 2048, "warps": 4, "stages": 1}
 
 
 @triton.jit
@@ -48,14 +51,14 @@ def _add_norm(
 def _add_norm_backward(
     total, scale, weight, dtotal, dnormed, dx, dbranch, sums, rows, tokens, eps,
     width: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
-    has_dtotal: tl.constexpr, has_branch: tl.constexpr, has_scale: tl.constexpr,
+    has_dtotal: tl.constexpr, has_branch: tl.constexpr, has_scale: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, block)
     factor = tl.load(weight + column, mask=column < width, other=0.0)
     dweight = tl.zeros((tile, block), tl.float32)
     dbias = tl.zeros((tile, block), tl.float32)
     dbranch_sum = tl.zeros((tile, block), tl.float32)
-    for start in range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile):
+    for start in tl.range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile, num_stages=stages):
         row = start + tl.arange(0, tile)
         inside = (row[:, None] < rows) & (column[None, :] < width)
         place = row[:, None].to(tl.int64) * width + column[None, :]
@@ -81,8 +84,7 @@ def _add_norm_backward(
     place = sums + tl.program_id(0) * 3 * width + column
     tl.store(place, tl.sum(dweight, 0), mask=column < width)
     tl.store(place + width, tl.sum(dbias, 0), mask=column < width)
-    if has_branch:
-        tl.store(place + 2 * width, tl.sum(dbranch_sum, 0), mask=column < width)
+    tl.store(place + 2 * width, tl.sum(dbranch_sum, 0), mask=column < width)
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -127,21 +129,11 @@ class _AddAndNorm(torch.autograd.Function):
         bias: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        x = x.contiguous()
-        tokens, width = x.shape[1:]
-        rows, block = x.shape[0] * tokens, padded(width)
-        tile = max(1, _TILE // block)
         branch = None
         if inputs is not None and matrix is not None and layer_bias is not None:
-            inputs = inputs.reshape(rows, -1)
+            inputs = inputs.flatten(0, 1)
             branch = torch.addmm(layer_bias, inputs, matrix.t())
-        total = x.view_as(x) if branch is None else torch.empty_like(x)
-        half = torch.get_autocast_dtype("cuda") if inputs is None else inputs.dtype
-        normed = torch.empty_like(x, dtype=half)
-        _add_norm[(triton.cdiv(rows, tile),)](
-            x, branch, scale, weight, bias, total, normed, rows, tokens, eps,
-            width, block, tile, branch is not None, scale is not None, num_warps=4,
-        )  # fmt: skip
+        total, normed = add_norm(x.contiguous(), branch, scale, weight, bias, eps)
         ctx.save_for_backward(total, inputs, matrix, scale, weight)
         ctx.eps = eps
         ctx.set_materialize_grads(False)
@@ -150,22 +142,52 @@ class _AddAndNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dtotal: Tensor | None, dnormed: Tensor) -> tuple[Tensor | None, ...]:
         total, inputs, matrix, scale, weight = ctx.saved_tensors
-        tokens, width = total.shape[1:]
-        rows, block = total.shape[0] * tokens, padded(width)
-        tile = max(1, _TILE // block)
-        programs = num_programs(triton.cdiv(rows, tile), total.device)
-        dx = torch.empty_like(total)
-        has_branch = inputs is not None
-        dbranch = inputs.new_empty(rows, width) if has_branch else None
-        sums = torch.empty((programs, 3, width), device=total.device)
-        _add_norm_backward[(programs,)](
-            total, scale, weight, None if dtotal is None else dtotal.contiguous(), dnormed.contiguous(),
-            dx, dbranch, sums, rows, tokens, ctx.eps, width, block, tile,
-            dtotal is not None, has_branch, scale is not None, num_warps=4,
-        )  # fmt: skip
+        dtotal = None if dtotal is None else dtotal.contiguous()
+        dx, dbranch, (dweight, dbias, dlayer_bias) = add_norm_backward(
+            total, scale, weight, dtotal, dnormed.contiguous(), ctx.eps, inputs is not None
+        )
         if dbranch is None:
-            dweight, dbias = sums[:, :2].sum(0)
             return dx, None, None, None, None, dweight, dbias, None
-        dweight, dbias, dlayer_bias = sums.sum(0)
         dinputs = (dbranch @ matrix).view(*total.shape[:2], -1)
         return dx, dinputs, dbranch.t() @ inputs, dlayer_bias.to(matrix.dtype), None, dweight, dbias, None
+
+
+def add_norm(
+    x: Tensor, branch: Tensor | None, scale: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Returns x + scale branch and its layer norm; the branch is in half precision, (B tokens, width)."""
+    tokens, width = x.shape[1:]
+    rows, block = x.shape[0] * tokens, padded(width)
+    tile = max(1, FORWARD["tile"] // block)
+    total = x.view_as(x) if branch is None else torch.empty_like(x)
+    half = torch.get_autocast_dtype("cuda") if branch is None else branch.dtype
+    normed = torch.empty_like(x, dtype=half)
+    _add_norm[(triton.cdiv(rows, tile),)](
+        x, branch, scale, weight, bias, total, normed, rows, tokens, eps,
+        width, block, tile, branch is not None, scale is not None, num_warps=FORWARD["warps"],
+    )  # fmt: skip
+    return total, normed
+
+
+def add_norm_backward(
+    total: Tensor,
+    scale: Tensor | None,
+    weight: Tensor,
+    dtotal: Tensor | None,
+    dnormed: Tensor,
+    eps: float,
+    has_branch: bool,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Returns the gradients of x and the branch, and (3, width) those of weight, bias and branch's bias."""
+    tokens, width = total.shape[1:]
+    rows, block = total.shape[0] * tokens, padded(width)
+    tile = max(1, BACKWARD["tile"] // block)
+    programs = num_programs(triton.cdiv(rows, tile), total.device)
+    dx = torch.empty_like(total)
+    dbranch = dnormed.new_empty(rows, width) if has_branch else None
+    sums = torch.empty((programs, 3, width), device=total.device)
+    _add_norm_backward[(programs,)](
+        total, scale, weight, dtotal, dnormed, dx, dbranch, sums, rows, tokens, eps, width, block, tile,
+        dtotal is not None, has_branch, scale is not None, BACKWARD["stages"], num_warps=BACKWARD["warps"],
+    )  # fmt: skip
+    return dx, dbranch, add_up(sums)

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.launching import shared_grid
+from stam.kernels.launching import in_half, shared_grid
+from stam.kernels.sums import add_up
 
 _ROWS, _COLUMNS = 16, 128
 
@@ -103,39 +104,40 @@ def _norm_relu_apply_gradient(
 
 
 def norm_relu(rows: Tensor, norm: torch.nn.BatchNorm1d) -> Tensor:
-    """Returns ReLU(batch norm(rows)) by the statistics of the rows, and keeps running ones; at least two."""
-    assert norm.running_mean is not None and norm.running_var is not None and norm.momentum is not None
-    assert norm.num_batches_tracked is not None
-    norm.num_batches_tracked.add_(1)
-    return _NormRelu.apply(
-        rows, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.momentum, norm.eps
-    )
+    """Returns ReLU(batch norm(rows)) by the statistics of the rows, at least two, and keeps running ones."""
+    return _NormRelu.apply(rows, norm.weight, norm.bias, _running(norm), norm)
+
+
+def linear_norm_relu(rows: Tensor, weight: Tensor, bias: Tensor, norm: torch.nn.BatchNorm1d) -> Tensor:
+    """Returns ReLU(batch norm(W rows + b)).
+
+    The norm takes away again what b adds: nothing depends on it but the running mean, and its gradient, which
+    the plain operations compute as rounding errors around zero, is left out.
+    """
+    rows, weight = in_half(rows, weight)
+    centre = _running(norm) - bias.detach().float()
+    return _NormRelu.apply(torch.nn.functional.linear(rows, weight), norm.weight, norm.bias, centre, norm)
+
+
+def _running(norm: torch.nn.BatchNorm1d) -> Tensor:
+    assert norm.running_mean is not None
+    return norm.running_mean
 
 
 class _NormRelu(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        running_mean: Tensor,
-        running_variance: Tensor,
-        momentum: float,
-        eps: float,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, centre: Tensor, norm: torch.nn.BatchNorm1d
     ) -> Tensor:
         x = x.contiguous()
         rows, width = x.shape
         programs, blocks = shared_grid(rows, width, _ROWS, _COLUMNS, x.device)
         sums = torch.empty((programs, 2, width), device=x.device)
-        _norm_relu_collect[(programs, blocks)](
-            x, running_mean, sums, rows, width, _ROWS, _COLUMNS, num_warps=4
-        )
-        offset, square = sums.sum(0) / rows
+        _norm_relu_collect[(programs, blocks)](x, centre, sums, rows, width, _ROWS, _COLUMNS, num_warps=4)
+        offset, square = add_up(sums) / rows
         variance = (square - offset * offset).clamp_min_(0)
-        mean, inverse = running_mean + offset, (variance + eps).rsqrt_()
-        running_mean.add_(offset, alpha=momentum)
-        running_variance.lerp_(variance * (rows / (rows - 1)), momentum)
+        mean, inverse = centre + offset, (variance + norm.eps).rsqrt_()
+        _keep_running(norm, offset, variance * (rows / (rows - 1)))
         y = torch.empty_like(x)
         _norm_relu_apply[(triton.cdiv(rows, _ROWS), blocks)](
             x, y, weight, bias, mean, inverse, rows, width, _ROWS, _COLUMNS, num_warps=4
@@ -153,9 +155,18 @@ class _NormRelu(torch.autograd.Function):
         _norm_relu_collect_gradient[(programs, blocks)](
             x, dy, weight, bias, mean, inverse, parts, rows, width, _ROWS, _COLUMNS, num_warps=4
         )
-        sums = parts.sum(0)
+        sums = add_up(parts)
         dx = torch.empty_like(x)
         _norm_relu_apply_gradient[(triton.cdiv(rows, _ROWS), blocks)](
             x, dy, weight, bias, mean, inverse, sums, dx, rows, width, _ROWS, _COLUMNS, num_warps=4
         )
-        return dx, sums[1], sums[0], None, None, None, None
+        return dx, sums[1], sums[0], None, None
+
+
+def _keep_running(norm: torch.nn.BatchNorm1d, offset: Tensor, variance: Tensor) -> None:
+    """Moves the running statistics; `offset` is the batch's mean less the running one."""
+    assert norm.running_mean is not None and norm.running_var is not None and norm.momentum is not None
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    norm.running_mean.add_(offset, alpha=norm.momentum)
+    norm.running_var.lerp_(variance, norm.momentum)

@@ -1,0 +1,147 @@
+"""How fast each kernel is, with several ways to launch it, beside copying as many bytes.
+
+    python benchmarks/kernels.py --out kernels.json
+
+Every kernel is timed alone, many launches replayed as one CUDA graph, at the sizes of a training step.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stam.config import AgentConfig
+
+LAUNCHES = 10
+
+
+def microseconds(run: Callable[[], object]) -> float:
+    """Times one launch, without what the host takes to start it."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(LAUNCHES):
+            run()
+    times = []
+    for _ in range(7):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * start.elapsed_time(stop) / LAUNCHES)
+    return statistics.median(times)
+
+
+def ways(**values: tuple[int, ...]) -> list[dict[str, int]]:
+    return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
+
+
+def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, int, Any, Any]]:
+    """Returns for each kernel its name, a launch, the bytes it moves, its settings and ways to set them."""
+    from stam.kernels import attention, gelu, residual  # they need Triton
+
+    rows, width, heads = batch * tokens, config.width, config.num_heads
+    hidden = int(width * config.mlp_ratio)
+    half: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    x, dx = torch.randn(2, batch, tokens, width, device="cuda")
+    branch, dnormed = torch.randn(2, rows, width, **half)
+    scale = torch.ones(batch, 1, 1, device="cuda")
+    weight, bias = torch.randn(2, width, device="cuda")
+    before, dy = torch.randn(2, rows, hidden, **half)
+    qkv = torch.randn(rows, 3 * width, **half)
+    dout = torch.randn(batch, tokens, width, **half)
+    side = max(32, 1 << (tokens - 1).bit_length())
+    elements = rows * width
+    return [
+        (
+            "add and norm",
+            lambda: residual.add_norm(x, branch, scale, weight, bias, 1e-6),
+            12 * elements,
+            residual.FORWARD,
+            ways(tile=(1024, 2048, 4096), warps=(2, 4, 8)),
+        ),
+        (
+            "add and norm, backward",
+            lambda: residual.add_norm_backward(x, scale, weight, dx, dnormed, 1e-6, True),
+            16 * elements,
+            residual.BACKWARD,
+            ways(tile=(1024, 2048, 4096), warps=(2, 4, 8), stages=(1, 2, 3)),
+        ),
+        (
+            "gelu",
+            lambda: gelu.gelu(before),
+            4 * rows * hidden,
+            gelu.FORWARD,
+            ways(rows=(4, 8, 16), columns=(256,), warps=(4, 8)),
+        ),
+        (
+            "gelu, backward",
+            lambda: gelu.gelu_backward(before, dy),
+            6 * rows * hidden,
+            gelu.BACKWARD,
+            ways(rows=(4, 8, 16), columns=(128, 256), warps=(4, 8), stages=(1, 2, 3)),
+        ),
+        (
+            "attention",
+            lambda: attention.attention(qkv, batch, heads),
+            8 * elements,
+            attention.WARPS["forward"],
+            [{side: warps} for warps in ((1, 2, 4, 8) if side < 128 else (4, 8))],
+        ),
+        (
+            "attention, backward",
+            lambda: attention.attention_backward(qkv, dout, heads),
+            14 * elements,
+            attention.WARPS["backward"],
+            [{side: warps} for warps in ((1, 2, 4, 8) if side < 64 else (4, 8))],
+        ),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", nargs="+", default=["tiny", "small"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[600, 1024], help="one a size")
+    parser.add_argument("--tokens", nargs="+", type=int, default=[22, 50, 86])
+    parser.add_argument("--best", type=int, default=4, help="ways to show of each kernel")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks/kernels.py measures kernels for a GPU, and there is none here")
+    found = []
+    for size, batch in zip(given.sizes, given.batches, strict=True):
+        for tokens in given.tokens:
+            config = AgentConfig.of_size(size, 10)
+            for name, launch, num_bytes, settings, others in cases(batch, tokens, config):
+                copied = torch.empty(num_bytes // 2, dtype=torch.uint8, device="cuda")
+                goal = torch.empty_like(copied)
+                least = microseconds(lambda goal=goal, copied=copied: goal.copy_(copied))  # type: ignore[misc]
+                usual = dict(settings)
+                now = microseconds(launch)
+                times = []
+                for way in others:
+                    settings.update(way)
+                    times.append((microseconds(launch), way))
+                settings.update(usual)
+                times.sort(key=lambda pair: pair[0])
+                row = {"size": size, "tokens": tokens, "kernel": name, "now": now, "copy": least}
+                found.append(row | {"ways": [[time, way] for time, way in times]})
+                best = "; ".join(f"{time:.1f} {way}" for time, way in times[: given.best])
+                times_now = f"now {now:6.1f} us, copying {least:6.1f}"
+                print(f"{size} {tokens:>3} {name:<24} {times_now}; {best}", flush=True)
+    if given.out is not None:
+        given.out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

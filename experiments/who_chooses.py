@@ -1,0 +1,88 @@
+"""One trained agent, other choosers: how much of its accuracy is knowing where to look.
+
+    python experiments/who_chooses.py aid-tiny --data aid.tar --out experiments/results/aid-choosers.json
+
+The agent classifies; its own policy, an order or chance picks the locations. What it learned it learned from
+its own glimpses, so orders are at a disadvantage here that agents trained for them do not have. Also keeps
+the paths of a few scenes, with what the agent thought on the way.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import stam
+from stam.data import EvaluationView, Subset, open_scenes
+from stam.data.augment import normalise
+from stam.data.randomness import random_order
+from stam.evaluation import EvaluationPlan, evaluate
+
+CHOOSERS = ("learned", "plus", "spiral", "random")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("agent")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--scenes", type=int, default=1000, help="of the validation split, at random")
+    parser.add_argument("--seeds", type=int, default=1, help="of the first location")
+    parser.add_argument("--glimpses", type=int, default=12)
+    parser.add_argument("--paths", type=int, default=12, help="scenes whose paths are kept")
+    parser.add_argument("--threads", type=int, help="of torch")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    agent = stam.load(arguments.agent).eval()
+    scenes = open_scenes(arguments.data).val
+    chosen = random_order(len(scenes), "who chooses", 0)[: arguments.scenes]
+    part = Subset(scenes, np.sort(chosen))
+    accuracy = {}
+    for policy in CHOOSERS:
+        plan = EvaluationPlan(
+            num_seeds=arguments.seeds,
+            num_glimpses=arguments.glimpses,
+            policy=policy,
+            low_resolution=False,
+            cost=False,
+            most_timed=0,
+            most_calibration=64,
+        )
+        curve = evaluate(agent, part, plan, name=policy, source=arguments.data, progress=False)
+        accuracy[policy] = curve.accuracy.ensemble.top1.mean
+        shown = " ".join(f"{100 * value:.1f}" for value in accuracy[policy])
+        print(f"{policy:<8} {shown}", flush=True)
+
+    view = EvaluationView(agent.config.image_size, None)
+    few = chosen[: arguments.paths].tolist()
+    pixels = np.stack([view(scenes, index) for index in few]).transpose(0, 3, 1, 2)
+    images = normalise(torch.from_numpy(pixels), agent.config.mean, agent.config.std)
+    trace = agent.look(images, arguments.glimpses, generator=torch.Generator().manual_seed(0))
+    paths = [
+        {
+            "label": agent.labels[int(scenes.labels[index])],
+            "locations": trace.locations[place].tolist(),
+            "predictions": [agent.labels[name] for name in trace.predictions[place].tolist()],
+            "confidences": [round(value, 4) for value in trace.confidences[place].tolist()],
+        }
+        for place, index in enumerate(few)
+    ]
+    found = {
+        "agent": arguments.agent,
+        "num_scenes": len(part),
+        "num_seeds": arguments.seeds,
+        "grid": [agent.grid.rows, agent.grid.columns],
+        "threshold": agent.threshold,
+        "accuracy": accuracy,
+        "paths": paths,
+    }
+    arguments.out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
