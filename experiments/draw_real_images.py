@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from stam.evaluation import load_evaluation
@@ -23,20 +24,42 @@ AUTHORS = {
 KEPT = ("early-exit", "locations")
 
 
-def draw(results: list[dict[str, Any]], points: dict[int, float] | None = None) -> bytes:
+def draw(results: list[dict[str, Any]], points: dict[int, float]) -> bytes:
+    """An agent's curve, with the authors' points."""
     figure, ((axes,),) = new_figure(COLUMN, 3.6)
     dress(axes, LIGHT, "glimpses sensed", "top-1 accuracy (%)")
     for position, result in enumerate(results):
-        mean, std = 100 * np.array(result["mean"]), 100 * np.array(result["std"])
-        at = np.arange(1, len(mean) + 1)
-        colour = LIGHT.colours[position % len(LIGHT.colours)]
-        axes.plot(at, mean, color=colour, linestyle=LINES[position % len(LINES)], label=result["name"])
-        axes.fill_between(at, mean - 5 * std, mean + 5 * std, color=colour, alpha=0.2, linewidth=0)
-    if points is not None:
-        axes.plot(list(points), list(points.values()), "x", color=LIGHT.ink, label="the authors' code, 240 s")
+        add_curve(axes, position, result)
+    axes.plot(list(points), list(points.values()), "x", color=LIGHT.ink, label="the authors' code, 240 s")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(figure, LIGHT)
     return to_bytes(figure)
+
+
+def draw_alike(results: list[dict[str, Any]]) -> bytes:
+    """Agents trained alike: their curves, and how far each is from the first."""
+    figure, ((whole, apart),) = new_figure(PAGE, 3.4, 1, 2)
+    dress(whole, LIGHT, "glimpses sensed", "top-1 accuracy (%)")
+    dress(apart, LIGHT, "glimpses sensed", f"points above {results[0]['name']}")
+    for position, result in enumerate(results):
+        add_curve(whole, position, result)
+        add_curve(apart, position, result, np.array(results[0]["mean"]), band=1)
+    for axes in (whole, apart):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    apart.set_ylim(-3, 2.5)
+    legend(figure, LIGHT, columns=len(results))
+    return to_bytes(figure)
+
+
+def add_curve(
+    axes: Axes, position: int, result: dict[str, Any], zero: np.ndarray | float = 0.0, band: float = 5
+) -> None:
+    """Draws a mean and a band of so many standard deviations, five of them as the paper does."""
+    mean, std = 100 * (np.array(result["mean"]) - zero), 100 * np.array(result["std"])
+    at = np.arange(1, len(mean) + 1)
+    colour = LIGHT.colours[position % len(LIGHT.colours)]
+    axes.plot(at, mean, color=colour, linestyle=LINES[position % len(LINES)], label=result["name"])
+    axes.fill_between(at, mean - band * std, mean + band * std, color=colour, alpha=0.12, linewidth=0)
 
 
 def draw_paths(found: dict[str, Any], columns: int = 4) -> bytes:
@@ -86,7 +109,7 @@ def main() -> None:
             arguments.results / f"{dataset}{end}.json" for end in ("", "-240s", "-learned", "-choosers")
         )
         if alike.exists():
-            (arguments.out / f"{dataset}-curves.png").write_bytes(draw(json.loads(alike.read_text())))
+            (arguments.out / f"{dataset}-curves.png").write_bytes(draw_alike(json.loads(alike.read_text())))
         if long.exists():
             picture = draw(json.loads(long.read_text()), AUTHORS[dataset])
             (arguments.out / f"{dataset}-240s.png").write_bytes(picture)

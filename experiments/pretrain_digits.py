@@ -22,9 +22,9 @@ from torch import Tensor
 
 import stam
 from stam.data import ClutteredDigits
-from stam.data.augment import normalise
 from stam.objective import kl_divergence
 from stam.optimisation import choose_device, parameter_groups
+from stam.pixels import normalise
 from stam.settings import cosine
 from stam.teacher import Teacher
 from stam.vit import VisionTransformer

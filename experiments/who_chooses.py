@@ -16,9 +16,9 @@ import torch
 
 import stam
 from stam.data import EvaluationView, Subset, open_scenes
-from stam.data.augment import normalise
 from stam.data.randomness import random_order
 from stam.evaluation import EvaluationPlan, evaluate
+from stam.pixels import normalise
 
 CHOOSERS = ("learned", "plus", "spiral", "random")
 

@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from stam.data import randaugment
-from stam.data.augment import Augment, AugmentConfig, draw_crops, normalise
+from stam.data.augment import Augment, AugmentConfig, draw_crops
 from stam.data.resample import (
     _carry_out,
     _Plan,
@@ -20,6 +20,7 @@ from stam.data.resample import (
     resize_and_centre_crop,
 )
 from stam.errors import ConfigError
+from stam.pixels import normalise
 
 FILL = (124, 116, 104)
 

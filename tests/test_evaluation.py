@@ -19,7 +19,7 @@ from stam.evaluation.results import Curve
 from stam.evaluation.scenes import first_locations, random_orders
 from stam.evaluation.whole_image import low_resolution, low_resolution_size
 from stam.grid import Grid
-from stam.sensor import normalise
+from stam.pixels import normalise
 
 
 def images_of(scenes: NoiseScenes) -> torch.Tensor:

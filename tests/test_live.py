@@ -19,8 +19,9 @@ from stam.live import (
     scene_view,
     windows,
 )
+from stam.pixels import normalise
 from stam.policy import RandomPolicy
-from stam.sensor import CallbackSensor, ImageSensor, check_sensor, normalise
+from stam.sensor import CallbackSensor, ImageSensor, check_sensor
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,8 @@ from PIL import Image
 
 from stam.errors import SensorError
 from stam.grid import Grid
-from stam.sensor import CallbackSensor, ImageSensor, Sensor, as_pixels, check_sensor, normalise
+from stam.pixels import normalise
+from stam.sensor import CallbackSensor, ImageSensor, Sensor, as_pixels, check_sensor
 
 GRID = Grid((24, 32), 8, 4)
 

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from stam import kernels
 from stam.config import AgentConfig
 from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, batches
-from stam.data.augment import Augment, normalise
+from stam.data.augment import Augment
 from stam.data.randomness import random_key
 from stam.errors import ConfigError, require_package
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
 from stam.optimisation import autocast, choose_device, make_optimiser, restore_optimiser
+from stam.pixels import normalise
 from stam.runs import RunFolder
 from stam.settings import DataConfig, TeacherConfig
 from stam.shapes import Float, Int

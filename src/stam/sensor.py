@@ -15,6 +15,7 @@ from torch import Tensor
 from stam.config import IMAGENET_MEAN, IMAGENET_STD
 from stam.errors import SensorError
 from stam.grid import Grid, Location
+from stam.pixels import normalise
 from stam.shapes import Float
 
 
@@ -32,16 +33,6 @@ class Sensor(Protocol):
     def sense(self, location: Location) -> Tensor:
         """Returns the glimpse at a location."""
         ...
-
-
-def normalise(
-    pixels: Tensor, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
-) -> Tensor:
-    """Turns 0..255 pixels (..., channels, height, width) into normalised floats."""
-    shape = (-1, 1, 1)
-    centre = torch.tensor(mean, device=pixels.device).view(shape)
-    spread = torch.tensor(std, device=pixels.device).view(shape)
-    return (pixels.float() / 255 - centre) / spread
 
 
 def as_pixels(

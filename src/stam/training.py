@@ -16,11 +16,12 @@ from torch import Tensor
 from stam import kernels
 from stam.agent import Agent
 from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, Subset, batches
-from stam.data.augment import Augment, normalise
+from stam.data.augment import Augment
 from stam.data.randomness import random_key, random_order
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
 from stam.objective import Objective, ValueNormaliser, training_episode
 from stam.optimisation import autocast, choose_device, is_half, make_optimiser, restore_optimiser
+from stam.pixels import normalise
 from stam.policy import Policy, RandomPolicy, SampledPolicy, random_locations
 from stam.recording import Pipeline, RecordedFunction
 from stam.rounding import RoundedWeights

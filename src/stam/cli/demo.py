@@ -14,8 +14,8 @@ from stam.agent import Agent
 from stam.cli import train
 from stam.cli.parsing import next_command, parse
 from stam.data import ClutteredDigits, Scenes, open_scenes
-from stam.data.augment import normalise
 from stam.drawing import Story, save_gif, save_strip
+from stam.pixels import normalise
 from stam.runs import RunFolder
 from stam.settings import RunConfig
 from stam.training import validate

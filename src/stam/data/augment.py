@@ -15,8 +15,9 @@ from torch import Tensor
 from stam.config import IMAGENET_MEAN, IMAGENET_STD, require, require_choice
 from stam.data import randaugment
 from stam.data.randomness import random_words
-from stam.data.resample import resample, resize_and_centre_crop, to_device
+from stam.data.resample import resample, resize_and_centre_crop
 from stam.grid import Size, as_pair
+from stam.pixels import normalise
 from stam.shapes import Float, Int, UInt8
 
 _CPU_PART = 16  # images
@@ -198,18 +199,6 @@ def draw_crops(
     found = fits.any(axis=1, keepdims=True)
     box, corner = np.where(found, box, central), np.where(found, corner, (sizes - central) // 2)
     return np.concatenate([corner, box], axis=1).astype(np.int64)
-
-
-def normalise(
-    pixels: UInt8[Tensor, "batch 3 height width"],
-    mean: tuple[float, ...] = IMAGENET_MEAN,
-    std: tuple[float, ...] = IMAGENET_STD,
-) -> Float[Tensor, "batch 3 height width"]:
-    """Brings grey levels 0..255 to zero mean and unit variance, given those of 0..1."""
-    means, deviations = torch.tensor(mean), torch.tensor(std)
-    numbers = torch.stack([1 / (255 * deviations), -means / deviations])[..., None, None]
-    factor, offset = to_device(numbers, pixels.device)  # (3, 1, 1) each
-    return pixels.float().mul_(factor).add_(offset)
 
 
 def _uniform(count: int, seed: int | Sequence[int]) -> Float[np.ndarray, "count"]:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stam.data.resample import move_rows, rotate_about_centre, to_bytes, to_device
+from stam.data.resample import move_rows, rotate_about_centre, to_bytes
+from stam.pixels import to_device
 from stam.shapes import Bool, Float, Int, UInt8
 
 MAX_MAGNITUDE = 10.0

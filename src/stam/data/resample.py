@@ -5,16 +5,15 @@ the rows, then along the columns, and rounds to whole grey levels after each. Sh
 interpolate between neighbours, bilinearly or with Keys' cubic, a = -1, and round down.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from stam.config import require
 from stam.grid import Size, as_pair
+from stam.pixels import to_device
 from stam.shapes import Bool, Int, UInt8
 
 _DENSE_BYTES = 1 << 28  # room for a batch in floating point; a larger one is done in parts
@@ -129,14 +128,6 @@ def rotate_about_centre(images: Tensor, degrees: Tensor, bicubic: Tensor, fill: 
 def to_bytes(pixels: Tensor) -> Tensor:
     """Rounds grey levels down and clips them to 0..255, in place as far as possible."""
     return pixels.clamp_(0, 255).short().byte()  # straight to bytes takes a CPU four times as long
-
-
-def to_device(values: Sequence[float] | np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """Sends a few host values to a device without waiting for the work queued there."""
-    tensor = torch.as_tensor(values)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()  # a copy from pageable memory would wait
-    return tensor.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

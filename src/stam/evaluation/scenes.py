@@ -21,8 +21,8 @@ from stam.data.sampler import evaluation_indices
 from stam.data.scenes import Scenes
 from stam.episode import Trace
 from stam.grid import Grid
+from stam.pixels import normalise
 from stam.policy import Decision, Policy
-from stam.sensor import normalise
 from stam.shapes import Bool, Float, Int, UInt8
 
 
