@@ -18,16 +18,17 @@ from stam.kernels.sums import sum_rows
 MOST_TOKENS = 128
 
 # warps that share a tile, by its side; `benchmarks/training.py attention` tries others
-WARPS = {"forward": {32: 2, 64: 2, 128: 8}, "backward": {32: 4, 64: 4, 128: 8}}
+WARPS = {"forward": {32: 2, 64: 2, 128: 8}, "backward": {32: 1, 64: 4, 128: 8}}
 
 
 @triton.jit
-def _probabilities(query, key, tokens, rows, scale):
-    """Returns the softmax of scaled products, (block, block), zero beyond the last token."""
-    scores = tl.dot(query, tl.trans(key)) * scale
+def _exponentials(query, key, tokens, rows, scale):
+    """Returns what softmax divides by its sum, (block, block), zero beyond the last token, and that sum."""
+    scores = tl.dot(query, tl.trans(key))
     scores = tl.where(rows[None, :] < tokens, scores, float("-inf"))
-    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
-    return weights / tl.sum(weights, 1)[:, None]
+    scale *= 1.4426950408889634  # log2(e), for exp2
+    weights = tl.exp2(scores * scale - (tl.max(scores, 1) * scale)[:, None])
+    return weights, tl.sum(weights, 1)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -41,8 +42,8 @@ def _attention(qkv, out, tokens, scale, heads: tl.constexpr, head_width: tl.cons
     query = tl.load(place, mask=real, other=0.0)
     key = tl.load(place + stride, mask=real, other=0.0)
     value = tl.load(place + 2 * stride, mask=real, other=0.0)
-    weights = _probabilities(query, key, tokens, rows, scale * 1.4426950408889634)  # log2(e), for exp2
-    mixed = tl.dot(weights.to(value.dtype), value)
+    weights, total = _exponentials(query, key, tokens, rows, scale)
+    mixed = tl.dot(weights.to(value.dtype), value) * (1 / total)[:, None]
     place = out + sample.to(tl.int64) * tokens * stride + head * head_width
     tl.store(place + rows[:, None] * stride + columns[None, :], mixed.to(value.dtype), mask=real)
 
@@ -62,7 +63,8 @@ def _attention_backward(
     value = tl.load(qkv + start + inside + 2 * stride, mask=real, other=0.0)
     place = dout + sample.to(tl.int64) * tokens * stride + head * head_width
     dmixed = tl.load(place + rows[:, None] * stride + columns[None, :], mask=real, other=0.0)
-    weights = _probabilities(query, key, tokens, rows, scale * 1.4426950408889634)
+    weights, total = _exponentials(query, key, tokens, rows, scale)
+    weights *= (1 / total)[:, None]
     dvalue = tl.dot(tl.trans(weights.to(value.dtype)), dmixed).to(value.dtype)
     tl.store(dqkv + start + inside + 2 * stride, dvalue, mask=real)
     dweights = tl.dot(dmixed, tl.trans(value))

@@ -6,8 +6,6 @@ import torch
 import triton
 from torch import Tensor
 
-_PROGRAMS_A_PROCESSOR = 4
-
 
 def in_half(*weights: Tensor) -> tuple[Tensor, ...]:
     """Returns weights as autocast rounds them; nothing happens to those that are rounded already."""
@@ -15,16 +13,15 @@ def in_half(*weights: Tensor) -> tuple[Tensor, ...]:
     return tuple(weight.to(dtype) for weight in weights)
 
 
-def num_programs(tiles: int, device: torch.device) -> int:
+def num_programs(tiles: int, a_processor: int, device: torch.device) -> int:
     """Returns how many programs to share tiles among, where each leaves sums to be added up."""
-    return max(1, min(tiles, _PROGRAMS_A_PROCESSOR * _num_processors(device)))
+    return max(1, min(tiles, a_processor * _num_processors(device)))
 
 
 def shared_grid(rows: int, width: int, tile: int, block: int, device: torch.device) -> tuple[int, int]:
     """Returns a grid of (programs that share the rows, blocks of columns), likewise."""
     blocks = triton.cdiv(width, block)
-    most = 4 * _PROGRAMS_A_PROCESSOR * _num_processors(device)
-    return max(1, min(triton.cdiv(rows, tile), most // blocks)), blocks
+    return max(1, min(triton.cdiv(rows, tile), 16 * _num_processors(device) // blocks)), blocks
 
 
 @cache

@@ -10,9 +10,10 @@ from torch import Tensor
 from stam.kernels.launching import in_half, num_programs, padded
 from stam.kernels.sums import add_up
 
-# numbers in a tile, warps that share it, loads ahead; `benchmarks/kernels.py` tries others
-FORWARD = {"tile": 2048, "warps": 4}
-BACKWARD = {"tile": 2048, "warps": 4, "stages": 1}
+# Rows in a tile, warps that share it, loads ahead, programs a processor: `benchmarks/kernels.py` tries
+# others. Several warps would share each row, and wait for each other at every sum.
+FORWARD = {"rows": 2, "warps": 1}
+BACKWARD = {"rows": 1, "warps": 1, "stages": 2, "programs": 8}
 
 
 @triton.jit
@@ -158,7 +159,7 @@ def add_norm(
     """Returns x + scale branch and its layer norm; the branch is in half precision, (B tokens, width)."""
     tokens, width = x.shape[1:]
     rows, block = x.shape[0] * tokens, padded(width)
-    tile = max(1, FORWARD["tile"] // block)
+    tile = FORWARD["rows"]
     total = x.view_as(x) if branch is None else torch.empty_like(x)
     half = torch.get_autocast_dtype("cuda") if branch is None else branch.dtype
     normed = torch.empty_like(x, dtype=half)
@@ -181,8 +182,8 @@ def add_norm_backward(
     """Returns the gradients of x and the branch, and (3, width) those of weight, bias and branch's bias."""
     tokens, width = total.shape[1:]
     rows, block = total.shape[0] * tokens, padded(width)
-    tile = max(1, BACKWARD["tile"] // block)
-    programs = num_programs(triton.cdiv(rows, tile), total.device)
+    tile = BACKWARD["rows"]
+    programs = num_programs(triton.cdiv(rows, tile), BACKWARD["programs"], total.device)
     dx = torch.empty_like(total)
     dbranch = dnormed.new_empty(rows, width) if has_branch else None
     sums = torch.empty((programs, 3, width), device=total.device)
