@@ -15,7 +15,7 @@ _ROWS, _COLUMNS = 16, 128
 
 @triton.jit(do_not_specialize=["rows"])
 def _norm_relu_collect(x, centre, sums, rows, width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr):
-    """Sums x - centre and its square: near the mean, the one tells the other's rounding nothing to lose."""
+    """Sums x - centre and its square; near the mean, the variance comes out of them without loss."""
     column = tl.program_id(1) * block + tl.arange(0, block)
     middle = tl.load(centre + column, mask=column < width, other=0.0)
     first = tl.zeros((tile, block), tl.float32)
