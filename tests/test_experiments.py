@@ -134,3 +134,19 @@ def test_who_chooses(images, tmp_path):
     found = json.loads((tmp_path / "aid-choosers.json").read_text())
     assert all(len(curve) == 3 for curve in found["accuracy"].values()) and len(found["paths"]) == 2
     assert "aid-paths.png" in run("draw_real_images.py", tmp_path, "--out", tmp_path / "images")
+
+
+def test_reward_signal(images, tmp_path):
+    settings = json.dumps({"agent": AGENT, "training": TRAINING, "teacher": TEACHER})
+    out = tmp_path / "out"
+    run(
+        *("real_images.py", "aid", "--data", images, "--init", "none", "--out", out),
+        *("--set", settings, "--seeds", 1, "--glimpses", 2, "--workers", 0),
+    )
+    shown = run(
+        *("reward_signal.py", out / "learned", "--data", images, "--glimpses", 3, "--passes", 3),
+        *("--out", tmp_path / "signal.json"),
+    )
+    assert "by chance alone" in shown
+    rows = json.loads((tmp_path / "signal.json").read_text())["rows"]
+    assert len(rows) == 10 and all(0 <= row["r2"] <= 1 and 0 <= row["r2_ideal_critic"] <= 1 for row in rows)
