@@ -8,7 +8,7 @@ runs=$(mktemp -d)
 init=$DATA/deit_tiny_patch16_224.fp16.safetensors
 # what the searches compare unless TRIALS says otherwise: what a glimpse is rewarded for
 trials='{"paper": {}, "gain-0": {"training": {"reward": "gain", "discount": 0.0}},
-  "gain-0.7": {"training": {"reward": "gain", "discount": 0.7}}}'
+  "gain-0.5": {"training": {"reward": "gain", "discount": 0.5}}}'
 everyone="learned random plus spiral hard no-consistency"
 run() {
   timeout "${LIMIT:-550}" python3 experiments/real_images.py "$@" --init "$init" --out "$runs" 2>"$runs/errors" ||
