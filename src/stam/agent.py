@@ -274,7 +274,7 @@ class Agent(nn.Module):
         images = images.to(self.device)
         first = self._first_locations(first_location, images.shape[0], generator)
 
-        with torch.no_grad(), self._evaluating(), self.thinking():
+        with torch.no_grad(), evaluating(self), self.thinking():
             return self.look_from(images, num_glimpses, first, self.policy(policy), generator)
 
     def look_from(
@@ -306,15 +306,6 @@ class Agent(nn.Module):
         return locations
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        was_training = self.training
-        self.eval()
-        try:
-            yield
-        finally:
-            self.train(was_training)
-
-    @contextmanager
     def thinking(self) -> Iterator[None]:
         """Within it nothing is learned: weights are kept in the form that computes fastest."""
         with self.packed_weights.in_use():
@@ -333,6 +324,17 @@ class Agent(nn.Module):
     ) -> Session:
         """Opens a live session: nothing seen yet, to be fed one glimpse at a time (see `stam.live`)."""
         return Session(self, first_location, policy, generator, threshold)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Within it a module is in evaluation mode."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
 
 
 def interpolate_positions(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from stam import distributed
-from stam.agent import Agent
+from stam.agent import Agent, evaluating
 from stam.config import require, require_choice
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes
@@ -135,24 +135,13 @@ def evaluate(
         progress: Whether to show progress bars, on a terminal.
     """
     plan = plan or EvaluationPlan()
-    with _evaluating(agent), autocast(_device_of(agent), plan.precision):
+    mode = evaluating(agent) if isinstance(agent, nn.Module) else nullcontext()
+    with mode, autocast(_device_of(agent), plan.precision):
         return _Measurement(agent, scenes, plan, teacher, progress).run(source, name, settings or {})
 
 
 def _device_of(agent: LooksAtScenes) -> torch.device:
     return agent.device if isinstance(agent, Agent) else torch.device("cpu")
-
-
-@contextmanager
-def _evaluating(agent: LooksAtScenes) -> Iterator[None]:
-    was_training = isinstance(agent, nn.Module) and agent.training
-    if isinstance(agent, nn.Module):
-        agent.eval()
-    try:
-        yield
-    finally:
-        if isinstance(agent, nn.Module):
-            agent.train(was_training)
 
 
 class _Measurement:
