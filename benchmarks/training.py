@@ -1,12 +1,11 @@
 """Training and looking on a GPU: the tables of docs/performance.md, a profile, and what the parts cost.
 
-    python benchmarks/training.py table scaling profile agreement attention first-batch --out results
+    python benchmarks/training.py table scaling profile agreement first-batch --out results
 
 `table`: Tiny and Small at the batches of the baseline, from the device and from files, and looking beside the
 plain loop. `scaling`: against batch and glimpses. `profile`: a batch by kind of kernel. `agreement`: losses
-of every path beside the float32 eager one. `attention`: our kernel and torch's, by tokens and warps.
-`first-batch`: where the time before the second batch goes. Without `stam bench`'s command line, so that it
-needs nothing but torch. Everything printed is also in `--out`.
+of every path beside the float32 eager one. `first-batch`: where the time before the second batch goes.
+It does without `stam bench`'s command line and so needs nothing but torch. What it prints is also in `--out`.
 """
 
 import argparse
@@ -17,7 +16,6 @@ import itertools
 import json
 import pstats
 import re
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -25,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from stam.benchmark import (
@@ -34,7 +31,6 @@ from stam.benchmark import (
     make_learner,
     peak_tera_flops,
     random_batch,
-    seconds,
     training_speed,
 )
 from stam.config import AgentConfig
@@ -154,46 +150,6 @@ def agreement(given: argparse.Namespace) -> Any:
     return [dataclasses.asdict(path) for path in found]
 
 
-def milliseconds(run: Callable[[], object], repeats: int = 20) -> float:
-    times = [1e3 * seconds(run, torch.device("cuda")) for _ in range(repeats)]
-    return statistics.median(times[repeats // 4 :])
-
-
-def attention_warps(given: argparse.Namespace) -> Any:
-    from stam.kernels.attention import WARPS, attention, attention_backward
-
-    rows = []
-    for size, batch in zip(given.sizes, given.batches, strict=True):
-        config = AgentConfig.of_size(size, 10)
-        for tokens in (6, 14, 30, 62, 86):
-            shape = (batch * tokens, 3 * config.width)
-            qkv = torch.randn(shape, device=given.device, dtype=torch.bfloat16)
-            dout = torch.randn(batch, tokens, config.width, device=given.device, dtype=torch.bfloat16)
-            heads = qkv.view(batch, tokens, 3, config.num_heads, -1).permute(2, 0, 3, 1, 4)
-            row: dict[str, Any] = {"size": size, "tokens": tokens}
-            row["torch"] = milliseconds(lambda heads=heads: F.scaled_dot_product_attention(*heads))  # type: ignore[misc]
-            side = max(32, 1 << (tokens - 1).bit_length())
-            usual = {way: WARPS[way][side] for way in WARPS}
-            for warps in (1, 2, 4, 8):
-                for way in WARPS:
-                    WARPS[way][side] = warps
-                number = config.num_heads
-                row[f"forward, {warps} warps"] = milliseconds(
-                    lambda qkv=qkv, batch=batch, number=number: attention(qkv, batch, number)  # type: ignore[misc]
-                )
-                row[f"backward, {warps} warps"] = milliseconds(
-                    lambda qkv=qkv, dout=dout, number=number: attention_backward(qkv, dout, number)  # type: ignore[misc]
-                )
-            for way, warps in usual.items():
-                WARPS[way][side] = warps
-            rows.append(row)
-            print(
-                " ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()),
-                flush=True,
-            )
-    return rows
-
-
 def first_batch(given: argparse.Namespace) -> Any:
     made = learner(given.sizes[0], given.batches[0], given)
     images, labels = random_batch(made)
@@ -219,7 +175,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "scaling": scaling,
     "profile": profiled,
     "agreement": agreement,
-    "attention": attention_warps,
     "first-batch": first_batch,
 }
 

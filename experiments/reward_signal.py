@@ -13,17 +13,16 @@ import argparse
 import json
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
+from who_chooses import view_scenes
 
 import stam
 from stam.agent import Agent
-from stam.data import EvaluationView, open_scenes
+from stam.data import open_scenes
 from stam.data.randomness import random_order
 from stam.episode import ensemble_log_probabilities
 from stam.objective import kl_divergence
-from stam.pixels import normalise
 from stam.policy import SampledPolicy, random_locations
 from stam.teacher import Teacher
 
@@ -81,9 +80,7 @@ def main() -> None:
     agent = stam.load(arguments.agent).eval()
     scenes = open_scenes(arguments.data).val
     chosen = random_order(len(scenes), "signal", 0)[: arguments.scenes]
-    view = EvaluationView(agent.config.image_size, None)
-    pixels = np.stack([view(scenes, int(index)) for index in chosen]).transpose(0, 3, 1, 2)
-    images = normalise(torch.from_numpy(pixels), agent.config.mean, agent.config.std)
+    images = view_scenes(agent, scenes, chosen)
     second, agreement = roll_out(agent, images, arguments.passes, arguments.glimpses, arguments.tau)
 
     grid = agent.grid

@@ -13,14 +13,23 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import stam
-from stam.data import EvaluationView, Subset, open_scenes
+from stam.agent import Agent
+from stam.data import EvaluationView, Scenes, Subset, open_scenes
 from stam.data.randomness import random_order
 from stam.evaluation import EvaluationPlan, evaluate
 from stam.pixels import normalise
 
 CHOOSERS = ("learned", "plus", "spiral", "random")
+
+
+def view_scenes(agent: Agent, scenes: Scenes, indices: np.ndarray) -> Tensor:
+    """Returns some scenes as evaluation shows them to an agent."""
+    view = EvaluationView(agent.config.image_size, None)
+    pixels = np.stack([view(scenes, int(index)) for index in indices]).transpose(0, 3, 1, 2)
+    return normalise(torch.from_numpy(pixels), agent.config.mean, agent.config.std)
 
 
 def main() -> None:
@@ -58,10 +67,8 @@ def main() -> None:
         shown = " ".join(f"{100 * value:.1f}" for value in accuracy[policy])
         print(f"{policy:<8} {shown}", flush=True)
 
-    view = EvaluationView(agent.config.image_size, None)
-    few = chosen[: arguments.paths].tolist()
-    pixels = np.stack([view(scenes, index) for index in few]).transpose(0, 3, 1, 2)
-    images = normalise(torch.from_numpy(pixels), agent.config.mean, agent.config.std)
+    few = chosen[: arguments.paths]
+    images = view_scenes(agent, scenes, few)
     trace = agent.look(images, arguments.glimpses, generator=torch.Generator().manual_seed(0))
     paths = [
         {

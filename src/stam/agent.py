@@ -249,9 +249,7 @@ class Agent(nn.Module):
         """Returns the policy meant: one given, one named, or by default the agent's own."""
         if isinstance(policy, Policy):
             return policy
-        # not the call, which training compiles: here the actor decides and does not learn
-        rate = None if self.actor is None else self.actor.forward
-        return make_policy(policy or self.config.policy, self.grid, rate)
+        return make_policy(policy or self.config.policy, self.grid, self.actor)
 
     def look(
         self,

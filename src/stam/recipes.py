@@ -6,6 +6,7 @@ A name is built of parts: the data or size, then what differs from the default. 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from stam.config import CORE_SIZES, AgentConfig
 from stam.data.augment import AugmentConfig
@@ -96,17 +97,14 @@ def own_images(size: str) -> RunConfig:
             tau_epochs=60,
             validate_every=5,
         ),
-        teacher_training=TeacherConfig(
-            epochs=20,
-            batch_size=128,
-            base_lr=2e-4,
-            warmup_epochs=1,
-            mixup=0.0,
-            cutmix=0.0,
-            erasing=0.0,
-        ),
+        teacher_training=_short_teacher(batch_size=128, base_lr=2e-4, warmup_epochs=1),
         init="package:imagenette-tiny" if size == "tiny" else f"hub:facebook/deit-{size}-patch16-224",
     )
+
+
+def _short_teacher(**settings: Any) -> TeacherConfig:
+    """Fine-tuning on thousands of images: too few epochs for DeiT's mixing and erasing to pay."""
+    return TeacherConfig(epochs=20, mixup=0.0, cutmix=0.0, erasing=0.0, **settings)
 
 
 # rows of ImageNet's 1000 classes, for Imagenette's ten in alphabetical order
@@ -146,16 +144,7 @@ def aid() -> RunConfig:
             augment=AugmentConfig(num_ops=0, vertical_flip=0.5, crop_scale=(0.2, 1.0)),
         ),
         training=dataclasses.replace(base.training, epochs=70, base_lr=7e-5, tau_epochs=35),
-        teacher_training=TeacherConfig(
-            epochs=20,
-            batch_size=256,
-            base_lr=5e-4,
-            warmup_epochs=2,
-            mixup=0.0,
-            cutmix=0.0,
-            erasing=0.0,
-            validate_every=10,
-        ),
+        teacher_training=_short_teacher(batch_size=256, base_lr=5e-4, warmup_epochs=2, validate_every=10),
         teacher=None,
         class_indices=None,
     )

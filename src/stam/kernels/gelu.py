@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.launching import in_half, shared_grid
+from stam.kernels.launching import cells, in_half, shared_grid
 from stam.kernels.sums import add_up
 
 _EDGE, _DEGREE = 5.0, 12
@@ -53,8 +53,7 @@ def _gelu(
 ):  # fmt: skip
     column = tl.program_id(1) * block + tl.arange(0, block)
     row = tl.program_id(0) * tile + tl.arange(0, tile)
-    inside = (row[:, None] < rows) & (column[None, :] < width)
-    place = row[:, None].to(tl.int64) * width + column[None, :]
+    place, inside = cells(row, column, rows, width)
     given = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     result = given * _half_plus_odd(given, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12)
     tl.store(y + place, result.to(y.dtype.element_ty), mask=inside)
@@ -69,8 +68,7 @@ def _gelu_backward(
     total = tl.zeros((tile, block), tl.float32)
     for start in tl.range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile, num_stages=stages):
         row = start + tl.arange(0, tile)
-        inside = (row[:, None] < rows) & (column[None, :] < width)
-        place = row[:, None].to(tl.int64) * width + column[None, :]
+        place, inside = cells(row, column, rows, width)
         slope = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
         slope = _half_plus_odd(slope, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12)
         gradient = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32) * slope

@@ -1,10 +1,24 @@
-"""What the kernels share: half-precision weights, and how many programs to start."""
+"""What the kernels share: where a tile lies, half-precision weights, and how many programs to start."""
 
 from functools import cache
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
+
+
+@triton.jit
+def cells(row, column, rows, width):
+    """Returns where the cells of a tile lie in (rows, width), and which of them there are."""
+    place = row[:, None].to(tl.int64) * width + column[None, :]
+    return place, (row[:, None] < rows) & (column[None, :] < width)
+
+
+@triton.jit
+def of_column(values, column, width):
+    """Loads one number a column."""
+    return tl.load(values + column, mask=column < width, other=0.0)
 
 
 def in_half(*weights: Tensor) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.launching import in_half, num_programs, padded
+from stam.kernels.launching import cells, in_half, num_programs, of_column, padded
 from stam.kernels.sums import add_up
 
 # Rows in a tile, warps that share it, loads ahead, programs a processor: `benchmarks/kernels.py` tries
@@ -32,8 +32,7 @@ def _add_norm(
     has_branch: tl.constexpr, has_scale: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0) * tile + tl.arange(0, tile), tl.arange(0, block)
-    inside = (row[:, None] < rows) & (column[None, :] < width)
-    place = row[:, None].to(tl.int64) * width + column[None, :]
+    place, inside = cells(row, column, rows, width)
     values = tl.load(x + place, mask=inside, other=0.0)
     if has_branch:
         added = tl.load(branch + place, mask=inside, other=0.0).to(tl.float32)
@@ -42,8 +41,8 @@ def _add_norm(
         values += added
         tl.store(total + place, values, mask=inside)
     standard, _ = _standardise(values, inside, width, eps)
-    factor = tl.load(weight + column, mask=column < width, other=0.0)
-    offset = tl.load(bias + column, mask=column < width, other=0.0)
+    factor = of_column(weight, column, width)
+    offset = of_column(bias, column, width)
     result = standard * factor[None, :] + offset[None, :]
     tl.store(normed + place, result.to(normed.dtype.element_ty), mask=inside)
 
@@ -55,14 +54,13 @@ def _add_norm_backward(
     has_dtotal: tl.constexpr, has_branch: tl.constexpr, has_scale: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, block)
-    factor = tl.load(weight + column, mask=column < width, other=0.0)
+    factor = of_column(weight, column, width)
     dweight = tl.zeros((tile, block), tl.float32)
     dbias = tl.zeros((tile, block), tl.float32)
     dbranch_sum = tl.zeros((tile, block), tl.float32)
     for start in tl.range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile, num_stages=stages):
         row = start + tl.arange(0, tile)
-        inside = (row[:, None] < rows) & (column[None, :] < width)
-        place = row[:, None].to(tl.int64) * width + column[None, :]
+        place, inside = cells(row, column, rows, width)
         values = tl.load(total + place, mask=inside, other=0.0)
         given = tl.load(dnormed + place, mask=inside, other=0.0).to(tl.float32)
         standard, inverse = _standardise(values, inside, width, eps)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.launching import in_half, shared_grid
+from stam.kernels.launching import cells, in_half, of_column, shared_grid
 from stam.kernels.sums import add_up
 
 _ROWS, _COLUMNS = 16, 128
@@ -17,13 +17,12 @@ _ROWS, _COLUMNS = 16, 128
 def _norm_relu_collect(x, centre, sums, rows, width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr):
     """Sums x - centre and its square; near the mean, the variance comes out of them without loss."""
     column = tl.program_id(1) * block + tl.arange(0, block)
-    middle = tl.load(centre + column, mask=column < width, other=0.0)
+    middle = of_column(centre, column, width)
     first = tl.zeros((tile, block), tl.float32)
     second = tl.zeros((tile, block), tl.float32)
     for start in range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile):
         row = start + tl.arange(0, tile)
-        inside = (row[:, None] < rows) & (column[None, :] < width)
-        place = row[:, None].to(tl.int64) * width + column[None, :]
+        place, inside = cells(row, column, rows, width)
         values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - middle[None, :]
         values = tl.where(inside, values, 0.0)
         first += values
@@ -39,12 +38,11 @@ def _norm_relu_apply(
 ):
     column = tl.program_id(1) * block + tl.arange(0, block)
     row = tl.program_id(0) * tile + tl.arange(0, tile)
-    inside = (row[:, None] < rows) & (column[None, :] < width)
-    place = row[:, None].to(tl.int64) * width + column[None, :]
-    factor = tl.load(weight + column, mask=column < width, other=0.0)
-    factor *= tl.load(inverse + column, mask=column < width, other=0.0)
-    offset = tl.load(bias + column, mask=column < width, other=0.0)
-    middle = tl.load(mean + column, mask=column < width, other=0.0)
+    place, inside = cells(row, column, rows, width)
+    factor = of_column(weight, column, width)
+    factor *= of_column(inverse, column, width)
+    offset = of_column(bias, column, width)
+    middle = of_column(mean, column, width)
     values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     values = tl.maximum((values - middle[None, :]) * factor[None, :] + offset[None, :], 0.0)
     tl.store(y + place, values.to(y.dtype.element_ty), mask=inside)
@@ -65,16 +63,15 @@ def _norm_relu_collect_gradient(
     width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(1) * block + tl.arange(0, block)
-    factor = tl.load(weight + column, mask=column < width, other=0.0)
-    offset = tl.load(bias + column, mask=column < width, other=0.0)
-    middle = tl.load(mean + column, mask=column < width, other=0.0)
-    spread = tl.load(inverse + column, mask=column < width, other=0.0)
+    factor = of_column(weight, column, width)
+    offset = of_column(bias, column, width)
+    middle = of_column(mean, column, width)
+    spread = of_column(inverse, column, width)
     first = tl.zeros((tile, block), tl.float32)
     second = tl.zeros((tile, block), tl.float32)
     for start in range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile):
         row = start + tl.arange(0, tile)
-        inside = (row[:, None] < rows) & (column[None, :] < width)
-        place = row[:, None].to(tl.int64) * width + column[None, :]
+        place, inside = cells(row, column, rows, width)
         standard, given = _passed(x, dy, place, inside, factor, offset, middle, spread)
         first += given
         second += given * standard
@@ -90,14 +87,13 @@ def _norm_relu_apply_gradient(
 ):  # fmt: skip
     column = tl.program_id(1) * block + tl.arange(0, block)
     row = tl.program_id(0) * tile + tl.arange(0, tile)
-    inside = (row[:, None] < rows) & (column[None, :] < width)
-    place = row[:, None].to(tl.int64) * width + column[None, :]
-    factor = tl.load(weight + column, mask=column < width, other=0.0)
-    offset = tl.load(bias + column, mask=column < width, other=0.0)
-    middle = tl.load(mean + column, mask=column < width, other=0.0)
-    spread = tl.load(inverse + column, mask=column < width, other=0.0)
-    first = tl.load(sums + column, mask=column < width, other=0.0) / rows
-    second = tl.load(sums + width + column, mask=column < width, other=0.0) / rows
+    place, inside = cells(row, column, rows, width)
+    factor = of_column(weight, column, width)
+    offset = of_column(bias, column, width)
+    middle = of_column(mean, column, width)
+    spread = of_column(inverse, column, width)
+    first = of_column(sums, column, width) / rows
+    second = of_column(sums + width, column, width) / rows
     standard, given = _passed(x, dy, place, inside, factor, offset, middle, spread)
     gradient = (given - first[None, :] - standard * second[None, :]) * (factor * spread)[None, :]
     tl.store(dx + place, gradient.to(dx.dtype.element_ty), mask=inside)

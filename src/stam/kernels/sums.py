@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.launching import shared_grid
+from stam.kernels.launching import cells, shared_grid
 
 _ROWS, _COLUMNS = 16, 128
 
@@ -16,8 +16,7 @@ def _sum_some_rows(x, sums, rows, width: tl.constexpr, tile: tl.constexpr, block
     total = tl.zeros((tile, block), tl.float32)
     for start in range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile):
         row = start + tl.arange(0, tile)
-        inside = (row[:, None] < rows) & (column[None, :] < width)
-        place = row[:, None].to(tl.int64) * width + column[None, :]
+        place, inside = cells(row, column, rows, width)
         total += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(sums + tl.program_id(0) * width + column, tl.sum(total, 0), mask=column < width)
 
