@@ -56,6 +56,9 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
     scale = torch.ones(batch, 1, 1, device="cuda")
     weight, bias = torch.randn(2, width, device="cuda")
     before, dy = torch.randn(2, rows, hidden, **half)
+    normed, matrix, hidden_bias = (
+        torch.randn(shape, **half) for shape in ((rows, width), (hidden, width), (hidden,))
+    )
     qkv = torch.randn(rows, 3 * width, **half)
     dout = torch.randn(batch, tokens, width, **half)
     side = max(32, 1 << (tokens - 1).bit_length())
@@ -66,14 +69,14 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
             lambda: residual.add_norm(x, branch, scale, weight, bias, 1e-6),
             12 * elements,
             residual.FORWARD,
-            ways(rows=(1, 2, 4), warps=(1, 2, 4)),
+            ways(rows=(1, 2, 4), warps=(1, 2)),
         ),
         (
             "add and norm, backward",
             lambda: residual.add_norm_backward(x, scale, weight, dx, dnormed, 1e-6, True),
             16 * elements,
             residual.BACKWARD,
-            ways(rows=(1, 2), warps=(1, 4), stages=(1, 2, 3), programs=(4, 8, 16)),
+            ways(rows=(1, 2), warps=(1,), stages=(1, 2, 3), programs=(8, 16, 32)),
         ),
         (
             "gelu",
@@ -87,7 +90,21 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
             lambda: gelu.gelu_backward(before, dy),
             6 * rows * hidden,
             gelu.BACKWARD,
-            ways(rows=(4, 8, 16), columns=(128, 256), warps=(4, 8), stages=(1, 2, 3)),
+            ways(rows=(4, 8), columns=(256,), warps=(4, 8), stages=(1, 2, 3)),
+        ),
+        (
+            "linear and gelu, in turn",
+            lambda: gelu.gelu(torch.addmm(hidden_bias, normed, matrix.t())),
+            2 * elements + 6 * rows * hidden,
+            {},
+            [],
+        ),
+        (
+            "linear and gelu, at once",
+            lambda: torch._addmm_activation(hidden_bias, normed, matrix.t(), use_gelu=True),
+            2 * elements + 2 * rows * hidden,
+            {},
+            [],
         ),
         (
             "attention",

@@ -34,12 +34,14 @@ for count in (1, 9):
     found = []
     for one in (agent, fused):
         kernels.usable = lambda x, on=one is fused: on
+        with torch.no_grad():
+            unlearned = one.core(*inputs)
         features = one.core(*inputs)
         logits = one.actor(features.flatten(1), rest)
         value = one.critic(features.flatten(1))
         (features.square().sum() + logits.square().sum() + value.square().sum()).backward()
         grads = {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
-        results = {"features": features, "logits": logits, "value": value}
+        results = {"features": features, "features, no gradient": unlearned, "logits": logits, "value": value}
         found.append(results | grads | dict(one.named_buffers()))
         one.zero_grad(set_to_none=True)
     for name, wanted in found[0].items():

@@ -79,8 +79,15 @@ def _gelu_backward(
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns GELU(W x + b) for rows (B, tokens, any)."""
-    return _LinearGelu.apply(*in_half(x, weight, bias))
+    """Returns GELU(W x + b) for rows (B, tokens, any).
+
+    Where nothing is to be learned, nobody needs what GELU is applied to, and the matrix product applies it
+    before writing; by tanh, which differs from erf by 5e-4 at most, less than half precision rounds.
+    """
+    x, weight, bias = in_half(x, weight, bias)
+    if torch.is_grad_enabled():
+        return _LinearGelu.apply(x, weight, bias)
+    return torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True).view(*x.shape[:2], -1)
 
 
 class _LinearGelu(torch.autograd.Function):
