@@ -20,8 +20,8 @@ from stam.kernels.sums import add_up
 
 _EDGE, _DEGREE = 5.0, 12
 # rows and columns of a tile, warps that share it, loads ahead; `benchmarks/kernels.py` tries others
-FORWARD = {"rows": 8, "columns": 256, "warps": 8}
-BACKWARD = {"rows": 8, "columns": 256, "warps": 8, "stages": 1}
+FORWARD = {"rows": 16, "columns": 256, "warps": 4}
+BACKWARD = {"rows": 4, "columns": 256, "warps": 8, "stages": 3}
 
 
 def _fit(even: Callable[[float], float]) -> list[float]:

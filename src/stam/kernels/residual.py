@@ -13,7 +13,7 @@ from stam.kernels.sums import add_up
 # Rows in a tile, warps that share it, loads ahead, programs a processor: `benchmarks/kernels.py` tries
 # others. Several warps would share each row, and wait for each other at every sum.
 FORWARD = {"rows": 2, "warps": 1}
-BACKWARD = {"rows": 1, "warps": 1, "stages": 2, "programs": 8}
+BACKWARD = {"rows": 1, "warps": 1, "stages": 3, "programs": 8}
 
 
 @triton.jit
