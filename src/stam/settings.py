@@ -72,6 +72,8 @@ class TrainingConfig:
         actor_lr: The same for the actor; none takes `base_lr`, as the paper does.
         min_lr: Where the cosine ends.
         weight_decay: AdamW's, on matrices only.
+        averaged_batches: Batches over which the weights that are validated and saved are averaged; 1 takes
+            the latest weights, as the paper does.
         tau_start: Inverse temperature of the policy in the first epoch.
         tau_end: The same after `tau_epochs`.
         tau_epochs: Epochs over which it rises.
@@ -99,6 +101,7 @@ class TrainingConfig:
     actor_lr: float | None = None
     min_lr: float = 1e-6
     weight_decay: float = 0.05
+    averaged_batches: int = 1
     tau_start: float = 1.0
     tau_end: float = 4.0
     tau_epochs: int = 100
@@ -116,6 +119,7 @@ class TrainingConfig:
             "num_glimpses",
             "epochs",
             "batch_size",
+            "averaged_batches",
             "tau_epochs",
             "validate_every",
             "validation_images",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from stam import kernels
 from stam.agent import Agent
+from stam.averaging import AveragedWeights
 from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, Subset, batches
 from stam.data.augment import Augment
 from stam.data.randomness import random_key, random_order
@@ -72,6 +73,8 @@ def train(
         f"stam train --resume --out {run.path}",
         loggers,
     )
+    if learner.averaged is not None:
+        learner.averaged.settle()
     return learner.agent.eval()
 
 
@@ -101,6 +104,8 @@ class AgentLearner(Learner):
                 "actor": agent.actor.named_parameters(),
                 "critic": agent.add_critic().named_parameters(),
             }
+        span = self.training.averaged_batches
+        self.averaged = AveragedWeights(agent, span, leave_out=("critic.",)) if span > 1 else None
         self.rounded = RoundedWeights(agent) if is_half(self.device, self.training.precision) else None
         self.rates = {part: torch.zeros((), device=self.device) for part in parts}
         self.optimiser = make_optimiser(parts, self.training.weight_decay, self.rates)
@@ -139,14 +144,19 @@ class AgentLearner(Learner):
         self.generator.manual_seed(random_key("batch", self.training.seed, place.epoch, place.batch) >> 1)
         first = random_locations(self.agent.grid, len(images), self.device, self.generator)
         policy = self.policy(place.epoch)
-        if not self.record:
+        if self.record:
+            self._replay(policy, images, labels, first)
+        else:
             self.learn(policy, images, labels, first)
-            return
+        if self.averaged is not None:
+            self.averaged.update()
+
+    def _replay(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
         if self._recorded is None or type(policy) is not self._recorded_policy:
             self._recorded_policy = type(policy)
             learn = partial(self.learn, policy)
             self._recorded = RecordedFunction(learn, self.generator, announced=True)
-        self._recorded(images, labels, first)
+        self._recorded(images, labels, first_location)
 
     def learn(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
         """Shows a batch to the teacher, then glimpse by glimpse to the agent, and updates it after each."""
@@ -183,6 +193,9 @@ class AgentLearner(Learner):
     def _rounded(self) -> AbstractContextManager[None]:
         return nullcontext() if self.rounded is None else self.rounded.in_use()
 
+    def _averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.averaged is None else self.averaged.in_use()
+
     def policy(self, epoch: int) -> Policy:
         """Returns who picks the locations in an epoch: nobody knows yet during a warm-up."""
         if epoch < self.training.warmup_epochs:
@@ -217,19 +230,21 @@ class AgentLearner(Learner):
         means = self.meter.means()
         metrics |= {name if name == "reward" else f"loss/{name}": mean for name, mean in means.items()}
         if (epoch + 1) % training.validate_every == 0 or epoch + 1 == training.epochs:
-            accuracy = validate(self.agent, self.config, self.val_scenes)
+            with self._averaged():
+                accuracy = validate(self.agent, self.config, self.val_scenes)
             metrics |= {f"val/accuracy@{n}": accuracy[n - 1] for n in budgets(training.num_glimpses)}
             metrics["val/score"] = sum(accuracy) / len(accuracy)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that changes while training."""
-        return {
+        state = {
             "agent": self.agent.state_dict(),
             "values": self.values.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "meter": dict(self.meter.sums),
         }
+        return state if self.averaged is None else state | {"averaged": self.averaged.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes back to a saved state."""
@@ -237,10 +252,13 @@ class AgentLearner(Learner):
         self.values.load_state_dict(state["values"])
         restore_optimiser(self.optimiser, state["optimiser"], self.rates)
         self.meter.sums = {name: value.to(self.device) for name, value in state["meter"].items()}
+        if self.averaged is not None:
+            self.averaged.load_state_dict(state["averaged"])
 
     def save(self, folder: Path) -> None:
         """Saves the agent for use."""
-        save_agent(self.agent, folder)
+        with self._averaged():
+            save_agent(self.agent, folder)
 
     def progress(self, metrics: dict[str, Any]) -> dict[str, str]:
         """Returns the loss, and the accuracy at a few budgets."""

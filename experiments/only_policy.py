@@ -1,0 +1,164 @@
+"""Where to look, learned alone: a trained agent keeps its core, and only a fresh actor and critic learn.
+
+    python experiments/only_policy.py aid-tiny --data aid.tar --out experiments/results/aid-only-policy.json
+
+Without a core that changes meanwhile, ways to learn a policy can be told apart in seconds on a GPU: what a
+glimpse is rewarded for, how greedily locations are drawn, how fast the actor learns. Each is a trial; its
+accuracy is that of the same classifier with locations picked by the actor it gave, beside the fixed orders.
+The agent itself, seeing the whole scene, stands in for its teacher.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import stam
+from stam.agent import Actor, Agent
+from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, TrainingView, batches, open_scenes
+from stam.data.augment import Augment
+from stam.data.randomness import random_order
+from stam.episode import rollout
+from stam.objective import Objective, ValueNormaliser
+from stam.optimisation import autocast, make_optimiser
+from stam.pixels import normalise
+from stam.policy import SampledPolicy, random_locations
+from stam.recipes import get_recipe
+from stam.settings import cosine
+from stam.teacher import Teacher
+
+SHOWN = (2, 3, 4, 5, 6, 8, 10, 12)
+TRIALS = {
+    "paper": {},
+    "gain": {"reward": "gain", "discount": 0.0},
+    "gain, tau 16": {"reward": "gain", "discount": 0.0, "tau": 16.0},
+    "gain, tau 50": {"reward": "gain", "discount": 0.0, "tau": 50.0},
+    "gain, discount 0.7, tau 16": {"reward": "gain", "discount": 0.7, "tau": 16.0},
+    "agreement, discount 0, tau 16": {"discount": 0.0, "tau": 16.0},
+    "gain, tau 16, rate 2e-3": {"reward": "gain", "discount": 0.0, "tau": 16.0, "rate": 2e-3},
+    "gain, tau 16, rate 1e-4": {"reward": "gain", "discount": 0.0, "tau": 16.0, "rate": 1e-4},
+}
+
+
+def load_all(scenes: Scenes, view: TrainingView | EvaluationView, limit: int | None) -> RawBatch:
+    indices = random_order(len(scenes), "only policy", 0)[:limit]
+    planned = batches(np.sort(indices), len(indices), drop_last=False)
+    return next(iter(BatchLoader(scenes, planned, view, 0)))
+
+
+def learn(
+    agent: Agent, data: RawBatch, augment: Augment, trial: dict[str, Any], given: argparse.Namespace
+) -> None:
+    """Gives the agent a fresh actor and teaches it where to look."""
+    device = agent.device
+    torch.manual_seed(0)
+    config = agent.config
+    if trial.get("fresh", True):
+        agent.actor = Actor(agent.grid.num_locations, config.width, config.actor_width).to(device)
+        agent.reset_location_embedding()
+    assert agent.actor is not None
+    agent.actor.train()
+    critic = agent.add_critic().train()
+    discount, glimpses = trial.get("discount", 1.0), given.glimpses
+    objective = Objective(glimpses, "soft", trial.get("reward", "agreement"), discount)
+    values = ValueNormaliser(glimpses, discount=discount).to(device)
+    rates = {"actor": torch.zeros((), device=device), "critic": torch.zeros((), device=device)}
+    parts = {"actor": agent.actor.named_parameters(), "critic": critic.named_parameters()}
+    optimiser = make_optimiser(parts, 0.05, rates)
+    teacher = Teacher(agent.core, config.num_classes)
+    tau = torch.ones((), device=device)
+    policy = SampledPolicy(agent.actor, tau)
+    generator = torch.Generator(device).manual_seed(0)
+    order = np.concatenate([random_order(len(data), "epoch", epoch) for epoch in range(1000)])
+    for number in range(given.updates):
+        done = number / given.updates
+        low, high = trial.get("tau_start", 1.0), trial.get("tau", 4.0)
+        tau.fill_(low + (high - low) * min(1.0, 2 * done))
+        rates["actor"].fill_(cosine(trial.get("rate", 5e-4), 1e-6, done))
+        rates["critic"].fill_(cosine(1e-3, 1e-6, done))
+        some = torch.from_numpy(order[number * given.batch : (number + 1) * given.batch])
+        images = augment(data.images[some.to(device)], data.sizes[some], number)
+        with torch.no_grad(), autocast(device, "auto"):
+            log_q = teacher(images)
+        first = random_locations(agent.grid, given.batch, device, generator)
+
+        def sense(locations: Tensor, images: Tensor = images) -> Tensor:
+            return agent.grid.cut(images, locations[:, None])[:, 0]
+
+        before = None
+        episode = rollout(agent, sense, glimpses, first, policy, generator)
+        for _ in range(glimpses):
+            with autocast(device, "auto"):
+                step = next(episode)
+                if before is not None:  # the core stands still: the look-ahead is the next step
+                    losses = objective.attention(before, step.belief, critic, values, log_q)
+            if before is not None:
+                optimiser.zero_grad(set_to_none=True)
+                (losses["actor"] + losses["critic"]).backward()
+                optimiser.step()
+            before = step
+
+
+def measure(
+    agent: Agent, images: Tensor, labels: Tensor, policy: str | None, given: argparse.Namespace
+) -> Any:
+    """Returns the accuracy after each glimpse, over first locations."""
+    correct: Tensor = torch.zeros(given.glimpses, device=agent.device)
+    agent.eval()
+    with autocast(agent.device, "auto"):
+        for seed in range(given.seeds):
+            generator = torch.Generator().manual_seed(seed)
+            for part, truth in zip(images.split(500), labels.split(500), strict=True):
+                pixels = normalise(part.to(agent.device), agent.config.mean, agent.config.std)
+                trace = agent.look(pixels, given.glimpses, policy=policy, generator=generator)
+                correct += (trace.predictions == truth.to(agent.device)[:, None]).sum(0)
+    return (correct / (len(labels) * given.seeds)).tolist()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("agent")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--trials", default=json.dumps(TRIALS), help="JSON: a name and settings, for each")
+    parser.add_argument("--glimpses", type=int, default=13)
+    parser.add_argument("--batch", type=int, default=600)
+    parser.add_argument("--updates", type=int, default=160, help="batches; each makes an update a glimpse")
+    parser.add_argument("--scenes", type=int, help="of either split; all of them by default")
+    parser.add_argument("--seeds", type=int, default=3, help="of the first location, in evaluation")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    agent = stam.load(given.agent).to(given.device).eval()
+    splits = open_scenes(given.data)
+    recipe = get_recipe(given.agent.removesuffix("-tiny"))
+    data = load_all(splits.train, TrainingView(recipe.data.decode_size), given.scenes).to(given.device)
+    val = load_all(splits.val, EvaluationView(agent.config.image_size, recipe.data.resize_size), given.scenes)
+    augment = Augment(recipe.data.augment, agent.grid.image_size, agent.config.mean, agent.config.std)
+    found = {}
+
+    def show(name: str, policy: str | None, began: float) -> None:
+        curve = found[name] = measure(agent, val.images, val.labels, policy, given)
+        shown = " ".join(f"{n}:{100 * curve[n - 1]:.1f}" for n in SHOWN if n <= len(curve))
+        average = 100 * float(np.mean(curve[1:12]))
+        print(
+            f"{name:<32} mean of 2..12 {average:.2f}  {shown}  {time.monotonic() - began:.0f} s", flush=True
+        )
+        given.out.write_text(json.dumps(found, indent=1))
+
+    for name in ("as it is", "plus", "spiral", "random"):
+        show(name, None if name == "as it is" else name, time.monotonic())
+    for name, trial in json.loads(given.trials).items():
+        began = time.monotonic()
+        learn(agent, data, augment, trial, given)
+        show(name, None, began)
+
+
+if __name__ == "__main__":
+    main()
