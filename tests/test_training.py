@@ -108,6 +108,22 @@ def test_a_layer_decay_out_of_range_is_refused(layer_decay):
         TrainingConfig(layer_decay=layer_decay)
 
 
+def test_extra_looks_are_more_updates_for_the_first_glimpses():
+    made, plain = learner(extra_looks=2, extra_glimpses=3, base_lr=1e-3), learner(base_lr=1e-3)
+    for one in (made, plain):
+        for _ in batches_from(one, None, 1):
+            pass
+    steps = [next(iter(one.optimiser.state.values()))["step"].item() for one in (made, plain)]
+    assert steps == [4 + 2 * 3, 4]
+    assert not made.agent.core.head.weight.equal(plain.agent.core.head.weight)
+    assert made.meter.means().keys() == plain.meter.means().keys()
+
+
+def test_extra_looks_longer_than_an_episode_are_refused():
+    with pytest.raises(ConfigError, match="extra_glimpses 5 is more than the 4 of an episode"):
+        TrainingConfig(num_glimpses=4, extra_looks=1, extra_glimpses=5)
+
+
 def test_a_meter_starts_over_and_leaves_out_what_was_not_added():
     meter = Meter()
     meter.add({"a": torch.tensor(1.0), "b": torch.tensor(5.0)})

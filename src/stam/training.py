@@ -4,7 +4,7 @@ For every batch: the teacher looks at the whole images once, then the agent look
 updated after each.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, Subset, bat
 from stam.data.augment import Augment
 from stam.data.randomness import random_key, random_order
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
-from stam.objective import Objective, ValueNormaliser, training_episode
+from stam.objective import Objective, StepLosses, ValueNormaliser, training_episode
 from stam.optimisation import autocast, by_level, choose_device, is_half, make_optimiser, restore_optimiser
 from stam.pixels import normalise
 from stam.policy import Policy, RandomPolicy, SampledPolicy, random_locations
@@ -166,6 +166,24 @@ class AgentLearner(Learner):
     def _learn(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
         with self._autocast():
             log_q = self.teacher(images)
+        training = self.training
+        for _ in range(training.extra_looks):
+            other = random_locations(self.agent.grid, len(images), self.device, self.generator)
+            for _ in self._updates(policy, images, labels, log_q, other, training.extra_glimpses):
+                pass
+        for step in self._updates(policy, images, labels, log_q, first_location, training.num_glimpses):
+            self.meter.add(step.parts)
+
+    def _updates(
+        self,
+        policy: Policy,
+        images: Tensor,
+        labels: Tensor,
+        log_q: Tensor,
+        first_location: Tensor,
+        num_glimpses: int,
+    ) -> Iterator[StepLosses]:
+        """Updates the agent after each glimpse of an episode, which may be broken off before its end."""
         episode = training_episode(
             self.agent,
             self.objective,
@@ -177,7 +195,7 @@ class AgentLearner(Learner):
             policy,
             self.generator,
         )
-        for _ in range(self.training.num_glimpses):
+        for _ in range(num_glimpses):
             with self._autocast(), self._rounded():  # anew for each update
                 step = next(episode)
             self.optimiser.zero_grad(set_to_none=True)
@@ -185,7 +203,7 @@ class AgentLearner(Learner):
             if self.rounded is not None:
                 self.rounded.hand_over_gradients()
             self.optimiser.step()
-            self.meter.add(step.parts)
+            yield step
 
     def _autocast(self) -> torch.autocast:
         return autocast(self.device, self.training.precision)
