@@ -46,7 +46,7 @@ def ways(**values: tuple[int, ...]) -> list[dict[str, int]]:
 
 def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, int, Any, Any]]:
     """Returns for each kernel its name, a launch, the bytes it moves, its settings and ways to set them."""
-    from stam.kernels import attention, gelu, residual  # they need Triton
+    from stam.kernels import attention, gelu, residual, sums  # they need Triton
 
     rows, width, heads = batch * tokens, config.width, config.num_heads
     hidden = int(width * config.mlp_ratio)
@@ -63,6 +63,7 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
     dout = torch.randn(batch, tokens, width, **half)
     side = max(32, 1 << (tokens - 1).bit_length())
     elements = rows * width
+    parts = torch.randn(1056, 3, width, device="cuda")
     return [
         (
             "add and norm",
@@ -91,6 +92,13 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
             6 * rows * hidden,
             gelu.BACKWARD,
             ways(rows=(4, 8), columns=(256,), warps=(4, 8), stages=(1, 2, 3)),
+        ),
+        (
+            "adding up",
+            lambda: sums.add_up(parts),
+            4 * parts.numel(),
+            sums.LAUNCH,
+            ways(rows=(64, 128, 256, 512), columns=(8, 16, 32, 64), warps=(4, 8)),
         ),
         (
             "linear and gelu, in turn",
@@ -130,6 +138,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["tiny", "small"])
     parser.add_argument("--batches", nargs="+", type=int, default=[600, 1024], help="one a size")
     parser.add_argument("--tokens", nargs="+", type=int, default=[22, 50, 86])
+    parser.add_argument("--kernels", default="", help="only those whose name has this in it")
     parser.add_argument("--best", type=int, default=4, help="ways to show of each kernel")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -140,6 +149,8 @@ def main() -> None:
         for tokens in given.tokens:
             config = AgentConfig.of_size(size, 10)
             for name, launch, num_bytes, settings, others in cases(batch, tokens, config):
+                if given.kernels not in name:
+                    continue
                 copied = torch.empty(num_bytes // 2, dtype=torch.uint8, device="cuda")
                 goal = torch.empty_like(copied)
                 least = microseconds(lambda goal=goal, copied=copied: goal.copy_(copied))  # type: ignore[misc]

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stam.kernels.launching import in_half
-from stam.kernels.sums import sum_rows
+from stam.kernels.sums import add_up
 
 MOST_TOKENS = 128
 
@@ -50,14 +50,16 @@ def _attention(qkv, out, tokens, scale, heads: tl.constexpr, head_width: tl.cons
 
 @triton.jit(do_not_specialize=["tokens"])
 def _attention_backward(
-    qkv, dout, dqkv, tokens, scale, heads: tl.constexpr, head_width: tl.constexpr, block: tl.constexpr
-):
+    qkv, dout, dqkv, sums, tokens, scale,
+    heads: tl.constexpr, head_width: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     sample, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     rows, columns = tl.arange(0, block), tl.arange(0, head_width)
     stride = heads * head_width
     real = rows[:, None] < tokens
     start = sample.to(tl.int64) * tokens * 3 * stride + head * head_width
     inside = rows[:, None] * 3 * stride + columns[None, :]
+    sums += sample * 3 * stride + head * head_width + columns
     query = tl.load(qkv + start + inside, mask=real, other=0.0)
     key = tl.load(qkv + start + inside + stride, mask=real, other=0.0)
     value = tl.load(qkv + start + inside + 2 * stride, mask=real, other=0.0)
@@ -67,13 +69,16 @@ def _attention_backward(
     weights *= (1 / total)[:, None]
     dvalue = tl.dot(tl.trans(weights.to(value.dtype)), dmixed).to(value.dtype)
     tl.store(dqkv + start + inside + 2 * stride, dvalue, mask=real)
+    tl.store(sums + 2 * stride, tl.sum(dvalue.to(tl.float32), 0))  # gradients beyond the last token are 0
     dweights = tl.dot(dmixed, tl.trans(value))
     dscores = weights * (dweights - tl.sum(weights * dweights, 1)[:, None]) * scale
     dscores = dscores.to(value.dtype)
     dquery = tl.dot(dscores, key).to(value.dtype)
     tl.store(dqkv + start + inside, dquery, mask=real)
+    tl.store(sums, tl.sum(dquery.to(tl.float32), 0))
     dkey = tl.dot(tl.trans(dscores), query).to(value.dtype)
     tl.store(dqkv + start + inside + stride, dkey, mask=real)
+    tl.store(sums + stride, tl.sum(dkey.to(tl.float32), 0))
 
 
 def fits(head_width: int, tokens: int) -> bool:
@@ -104,9 +109,8 @@ class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, qkv = ctx.saved_tensors
-        dqkv = attention_backward(qkv, dout.contiguous(), ctx.num_heads)
-        dx = (dqkv @ weight).view_as(x)
-        return dx, dqkv.t() @ x.flatten(0, 1), sum_rows(dqkv).to(weight.dtype), None
+        dqkv, dbias = attention_backward(qkv, dout.contiguous(), ctx.num_heads)
+        return (dqkv @ weight).view_as(x), dqkv.t() @ x.flatten(0, 1), dbias, None
 
 
 def attention(qkv: Tensor, batch: int, num_heads: int) -> Tensor:
@@ -120,15 +124,16 @@ def attention(qkv: Tensor, batch: int, num_heads: int) -> Tensor:
     return out
 
 
-def attention_backward(qkv: Tensor, dout: Tensor, num_heads: int) -> Tensor:
-    """Returns the gradient of the projected rows, laid out like them."""
+def attention_backward(qkv: Tensor, dout: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+    """Returns the gradient of the projected rows, laid out like them, and its sum over the rows."""
     batch, tokens, width = dout.shape
     dqkv, block = torch.empty_like(qkv), _block(tokens)
+    sums = torch.empty((batch, 3 * width), device=qkv.device)
     head = width // num_heads
     _attention_backward[(batch * num_heads,)](
-        qkv, dout, dqkv, tokens, head**-0.5, num_heads, head, block, num_warps=WARPS["backward"][block]
+        qkv, dout, dqkv, sums, tokens, head**-0.5, num_heads, head, block, num_warps=WARPS["backward"][block]
     )
-    return dqkv
+    return dqkv, add_up(sums, qkv.dtype)
 
 
 def _block(tokens: int) -> int:

@@ -101,7 +101,7 @@ class _LinearGelu(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, weight, before = ctx.saved_tensors
         dbefore, dbias = gelu_backward(before, dy.flatten(0, 1))
-        return (dbefore @ weight).view_as(x), dbefore.t() @ x.flatten(0, 1), dbias.to(weight.dtype)
+        return (dbefore @ weight).view_as(x), dbefore.t() @ x.flatten(0, 1), dbias
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -126,4 +126,4 @@ def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
         x, dy.contiguous(), dx, sums, rows, *_SLOPE, width, tile, block, BACKWARD["stages"],
         num_warps=BACKWARD["warps"],
     )  # fmt: skip
-    return dx, add_up(sums)
+    return dx, add_up(sums, x.dtype)

@@ -14,10 +14,13 @@ _ROWS, _COLUMNS = 16, 128
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _norm_relu_collect(x, centre, sums, rows, width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr):
+def _norm_relu_collect(
+    x, running_mean, bias, sums, rows,
+    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, has_bias: tl.constexpr,
+):  # fmt: skip
     """Sums x - centre and its square; near the mean, the variance comes out of them without loss."""
     column = tl.program_id(1) * block + tl.arange(0, block)
-    middle = of_column(centre, column, width)
+    middle = _centre(running_mean, bias, column, width, has_bias)
     first = tl.zeros((tile, block), tl.float32)
     second = tl.zeros((tile, block), tl.float32)
     for start in range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile):
@@ -30,6 +33,45 @@ def _norm_relu_collect(x, centre, sums, rows, width: tl.constexpr, tile: tl.cons
     place = sums + tl.program_id(0) * 2 * width + column
     tl.store(place, tl.sum(first, 0), mask=column < width)
     tl.store(place + width, tl.sum(second, 0), mask=column < width)
+
+
+@triton.jit
+def _centre(running_mean, bias, column, width, has_bias: tl.constexpr):
+    """Returns about where the mean of a column lies; the bias of the layer before has not been added."""
+    middle = of_column(running_mean, column, width)
+    if has_bias:
+        middle -= of_column(bias, column, width).to(tl.float32)
+    return middle
+
+
+@triton.jit(do_not_specialize=["parts", "rows"])
+def _norm_relu_statistics(
+    sums, running_mean, running_variance, bias, tracked, mean, inverse, parts, rows, momentum, eps,
+    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, has_bias: tl.constexpr,
+):  # fmt: skip
+    """Turns the sums into mean and inverse deviation, and moves the running statistics."""
+    column = tl.program_id(0) * block + tl.arange(0, block)
+    first = tl.zeros((tile, block), tl.float32)
+    second = tl.zeros((tile, block), tl.float32)
+    for start in range(0, parts, tile):
+        part = start + tl.arange(0, tile)
+        inside = (part[:, None] < parts) & (column[None, :] < width)
+        place = sums + part[:, None] * 2 * width + column[None, :]
+        first += tl.load(place, mask=inside, other=0.0)
+        second += tl.load(place + width, mask=inside, other=0.0)
+    offset = tl.sum(first, 0) / rows
+    variance = tl.maximum(tl.sum(second, 0) / rows - offset * offset, 0.0)
+    real = column < width
+    middle = _centre(running_mean, bias, column, width, has_bias)
+    tl.store(mean + column, middle + offset, mask=real)
+    tl.store(inverse + column, 1 / tl.sqrt(variance + eps), mask=real)
+    old = of_column(running_mean, column, width)
+    tl.store(running_mean + column, old + momentum * offset, mask=real)
+    old = of_column(running_variance, column, width)
+    unbiased = variance * (rows / (rows - 1))
+    tl.store(running_variance + column, old + momentum * (unbiased - old), mask=real)
+    if tl.program_id(0) == 0:
+        tl.store(tracked, tl.load(tracked) + 1)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -101,7 +143,7 @@ def _norm_relu_apply_gradient(
 
 def norm_relu(rows: Tensor, norm: torch.nn.BatchNorm1d) -> Tensor:
     """Returns ReLU(batch norm(rows)) by the statistics of the rows, at least two, and keeps running ones."""
-    return _NormRelu.apply(rows, norm.weight, norm.bias, _running(norm), norm)
+    return _NormRelu.apply(rows, norm.weight, norm.bias, None, norm)
 
 
 def linear_norm_relu(rows: Tensor, weight: Tensor, bias: Tensor, norm: torch.nn.BatchNorm1d) -> Tensor:
@@ -111,29 +153,33 @@ def linear_norm_relu(rows: Tensor, weight: Tensor, bias: Tensor, norm: torch.nn.
     the plain operations compute as rounding errors around zero, is left out.
     """
     rows, weight = in_half(rows, weight)
-    centre = _running(norm) - bias.detach().float()
-    return _NormRelu.apply(torch.nn.functional.linear(rows, weight), norm.weight, norm.bias, centre, norm)
-
-
-def _running(norm: torch.nn.BatchNorm1d) -> Tensor:
-    assert norm.running_mean is not None
-    return norm.running_mean
+    product = torch.nn.functional.linear(rows, weight)
+    return _NormRelu.apply(product, norm.weight, norm.bias, bias.detach(), norm)
 
 
 class _NormRelu(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, centre: Tensor, norm: torch.nn.BatchNorm1d
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        layer_bias: Tensor | None,
+        norm: torch.nn.BatchNorm1d,
     ) -> Tensor:
         x = x.contiguous()
         rows, width = x.shape
         programs, blocks = shared_grid(rows, width, _ROWS, _COLUMNS, x.device)
         sums = torch.empty((programs, 2, width), device=x.device)
-        _norm_relu_collect[(programs, blocks)](x, centre, sums, rows, width, _ROWS, _COLUMNS, num_warps=4)
-        offset, square = add_up(sums) / rows
-        variance = (square - offset * offset).clamp_min_(0)
-        mean, inverse = centre + offset, (variance + norm.eps).rsqrt_()
-        _keep_running(norm, offset, variance * (rows / (rows - 1)))
+        has_bias = layer_bias is not None
+        _norm_relu_collect[(programs, blocks)](
+            x, norm.running_mean, layer_bias, sums, rows, width, _ROWS, _COLUMNS, has_bias, num_warps=4
+        )
+        mean, inverse = torch.empty((2, width), device=x.device)
+        _norm_relu_statistics[(triton.cdiv(width, 32),)](
+            sums, norm.running_mean, norm.running_var, layer_bias, norm.num_batches_tracked, mean, inverse,
+            programs, rows, norm.momentum, norm.eps, width, 128, 32, has_bias, num_warps=8,
+        )  # fmt: skip
         y = torch.empty_like(x)
         _norm_relu_apply[(triton.cdiv(rows, _ROWS), blocks)](
             x, y, weight, bias, mean, inverse, rows, width, _ROWS, _COLUMNS, num_warps=4
@@ -157,12 +203,3 @@ class _NormRelu(torch.autograd.Function):
             x, dy, weight, bias, mean, inverse, sums, dx, rows, width, _ROWS, _COLUMNS, num_warps=4
         )
         return dx, sums[1], sums[0], None, None
-
-
-def _keep_running(norm: torch.nn.BatchNorm1d, offset: Tensor, variance: Tensor) -> None:
-    """Moves the running statistics; `offset` is the batch's mean less the running one."""
-    assert norm.running_mean is not None and norm.running_var is not None and norm.momentum is not None
-    assert norm.num_batches_tracked is not None
-    norm.num_batches_tracked.add_(1)
-    norm.running_mean.add_(offset, alpha=norm.momentum)
-    norm.running_var.lerp_(variance, norm.momentum)
