@@ -8,7 +8,7 @@ from torch import Tensor
 from stam.kernels.launching import cells
 
 # rows and columns of a tile, warps that share it; `benchmarks/kernels.py` tries others
-LAUNCH = {"rows": 256, "columns": 32, "warps": 8}
+LAUNCH = {"rows": 512, "columns": 8, "warps": 8}
 
 
 @triton.jit(do_not_specialize=["rows"])
