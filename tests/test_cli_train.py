@@ -83,7 +83,7 @@ def test_one_word_is_enough_for_a_folder(images, tmp_path):
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_at_any_step_and_resumed_gives_the_same_metrics(images, tmp_path, kill):
     settings = [*TINY, "--teacher", str(tmp_path / "teacher"), "--epochs", "16", "--save-minutes", "0"]
-    settings += ["--averaged-batches", "5"]
+    settings += ["--averaged-batches", "5", "--start-share", "0.1"]
     teacher = [*TEACHER, "--init", "none", "--num-workers", "0", "--resize-size", "36"]
     teacher = [word.replace("--teacher-training.", "--") for word in teacher]
     agent = [word.replace("--", "--agent.") if word.startswith("--") else word for word in AGENT]

@@ -1,61 +1,77 @@
-"""A running average of the weights a training passes through, which generalises better than the latest."""
+"""An average of the weights a training passes through, which generalises better than the latest ones.
 
-from collections.abc import Iterator
+Also with those it started from: what a pretrained core can do and its new task does not ask for is forgotten
+little by little, and comes back with a share of the old weights.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class AveragedWeights:
-    """The weights and statistics of a model, averaged over about the last `span` times `update` was called.
+    """Weights averaged over about the last `span` times that `update` was called.
 
     The first `span` count alike; from then on the average is exponential.
     """
 
-    def __init__(self, model: nn.Module, span: int, leave_out: tuple[str, ...] = ()) -> None:
-        """Starts from the model as it is; names that begin with one of `leave_out` are not averaged."""
-        state = model.state_dict()
-        self._names = [
-            name
-            for name, value in state.items()
-            if value.is_floating_point() and not name.startswith(leave_out)
-        ]
-        self._latest = [state[name] for name in self._names]  # the model's own memory, not copies
-        self._average = [value.clone() for value in self._latest]
-        self._span, self._count = span, 0
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        span: int,
+        start_share: float = 0.0,
+        pretrained: Collection[str] = (),
+    ) -> None:
+        """Begins with the weights as they are.
+
+        Args:
+            weights: A model's own tensors, which change in place.
+            span: How many to average; 1 is the latest alone.
+            start_share: Share that the weights as they are now have in what is used.
+            pretrained: The names of those that have such a share.
+        """
+        self._latest = dict(weights)
+        self._average = {name: value.clone() for name, value in weights.items()}
+        self._start = {name: weights[name].clone() for name in pretrained} if start_share > 0 else {}
+        self._span, self._start_share, self._count = span, start_share, 0
 
     @torch.no_grad()
     def update(self) -> None:
         """Takes the weights as they are now into the average."""
         self._count += 1
-        torch._foreach_lerp_(self._average, self._latest, 1 / min(self._count, self._span))
+        weight = 1 / min(self._count, self._span)
+        torch._foreach_lerp_([*self._average.values()], [*self._latest.values()], weight)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Within it the model has the averaged weights."""
-        latest = [value.clone() for value in self._latest]
+        latest = [value.clone() for value in self._latest.values()]
         self.settle()
         try:
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(self._latest, latest)
+                torch._foreach_copy_([*self._latest.values()], latest)
 
     @torch.no_grad()
     def settle(self) -> None:
         """Gives the model the averaged weights for good."""
-        if self._count:
-            torch._foreach_copy_(self._latest, self._average)
+        torch._foreach_copy_([*self._latest.values()], [*self._average.values()])
+        if self._start:
+            mixed = [self._latest[name] for name in self._start]
+            torch._foreach_lerp_(mixed, [*self._start.values()], self._start_share)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the average, to go on from."""
-        return {"count": self._count, "average": dict(zip(self._names, self._average, strict=True))}
+        return {"count": self._count, "average": dict(self._average), "start": dict(self._start)}
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes back to a saved average."""
         self._count = state["count"]
-        averages: dict[str, Tensor] = state["average"]
-        with torch.no_grad():
-            torch._foreach_copy_(self._average, [averages[name] for name in self._names])
+        for own, saved in ((self._average, state["average"]), (self._start, state["start"])):
+            for name, value in own.items():
+                value.copy_(saved[name])

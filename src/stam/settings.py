@@ -77,6 +77,8 @@ class TrainingConfig:
         weight_decay: AdamW's, on matrices only.
         averaged_batches: Batches over which the weights that are validated and saved are averaged; 1 takes
             the latest weights, as the paper does.
+        start_share: Share of the weights the core started from, its classifiers aside, in those that are
+            validated and saved; 0 in the paper. For short trainings of pretrained cores.
         tau_start: Inverse temperature of the policy in the first epoch.
         tau_end: The same after `tau_epochs`.
         tau_epochs: Epochs over which it rises.
@@ -107,6 +109,7 @@ class TrainingConfig:
     min_lr: float = 1e-6
     weight_decay: float = 0.05
     averaged_batches: int = 1
+    start_share: float = 0.0
     tau_start: float = 1.0
     tau_end: float = 4.0
     tau_epochs: int = 100
@@ -152,6 +155,9 @@ class TrainingConfig:
         )
         share = self.epoch_share
         require(share is None or 0 < share <= 1, f"epoch_share must be above 0 and at most 1, got {share}")
+        require(
+            0 <= self.start_share < 1, f"start_share must be at least 0 and below 1, got {self.start_share}"
+        )
         require(self.tau_start > 0 and self.tau_end > 0, "tau_start and tau_end must be above 0")
         require_choice("consistency", self.consistency, CONSISTENCY)
         require_choice("reward", self.reward, REWARDS)

@@ -84,6 +84,19 @@ def plan(num_scenes: int, training: TrainingConfig) -> Plan:
     return Plan(num_scenes, training.epochs, training.batch_size, share, training.seed)
 
 
+def average_weights(agent: Agent, training: TrainingConfig) -> AveragedWeights | None:
+    """Returns the average of an agent's weights that is to be used, if it is another than the latest."""
+    if training.averaged_batches == 1 and training.start_share == 0:
+        return None
+    weights = {
+        name: value
+        for name, value in agent.state_dict().items()
+        if value.is_floating_point() and not name.startswith("critic.")
+    }
+    pretrained = [name for name in weights if name.startswith("core.") and not name.startswith("core.head")]
+    return AveragedWeights(weights, training.averaged_batches, training.start_share, pretrained)
+
+
 class AgentLearner(Learner):
     """An agent being trained, with its critic, value statistics and optimiser.
 
@@ -104,8 +117,7 @@ class AgentLearner(Learner):
                 "actor": agent.actor.named_parameters(),
                 "critic": agent.add_critic().named_parameters(),
             }
-        span = self.training.averaged_batches
-        self.averaged = AveragedWeights(agent, span, leave_out=("critic.",)) if span > 1 else None
+        self.averaged = average_weights(agent, self.training)
         self.rounded = RoundedWeights(agent) if is_half(self.device, self.training.precision) else None
         self.rates = {part: torch.zeros((), device=self.device) for part in parts}
         self.optimiser = make_optimiser(parts, self.training.weight_decay, self.rates)
