@@ -3,7 +3,7 @@
     python benchmarks/training.py table scaling profile agreement first-batch --out results
 
 `table`: Tiny and Small at the batches of the baseline, from the device and from files, and looking beside the
-plain loop. `scaling`: against batch and glimpses. `profile`: a batch by kind of kernel. `agreement`: losses
+plain loop. `scaling`: against batch and glimpses, drawn too. `profile`: a batch by kind of kernel. `agreement`: losses
 of every path beside the float32 eager one. `first-batch`: where the time before the second batch goes.
 It does without `stam bench`'s command line and so needs nothing but torch. What it prints is also in `--out`.
 """
@@ -26,6 +26,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from stam.benchmark import (
+    TrainingSpeed,
     look_speed,
     loss_agreement,
     make_learner,
@@ -102,7 +103,17 @@ def scaling(given: argparse.Namespace) -> Any:
                     f"{speed.memory_gib or 0:>5.1f} GiB {speed.tera_flops:>6.1f} TFLOP/s",
                     flush=True,
                 )
+    if given.out is not None:
+        draw(rows, given.out / "scaling.png")
     return rows
+
+
+def draw(rows: list[dict[str, Any]], file: Path) -> None:
+    """Draws images a second and memory against batch and glimpses."""
+    from stam.figures import speed, to_bytes  # needs the extra `figures`
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(to_bytes(speed.training_speed([TrainingSpeed(**row) for row in rows]), "png"))
 
 
 def profiled(given: argparse.Namespace) -> Any:

@@ -43,7 +43,7 @@ class TrainingSpeed:
         compiled: Whether kernels were compiled and batches recorded.
         images_per_second: The median over the timed batches.
         spread: Lowest and highest of them.
-        memory_gib: Most memory taken while training goes on (GPU).
+        memory_gib: Most memory that training takes while it goes on (GPU).
         tera_flops: Arithmetic done, in 10^12 operations a second.
         first_seconds: Until the second batch was done, compiling included.
     """
@@ -91,6 +91,7 @@ def training_speed(
             num_glimpses=num_glimpses, batch_size=batch_size, device=device, compile=compile
         ),
     )
+    held = _memory_held()
     with _folder_of_images(config, from_files) as folder:
         learner = make_learner(config)
         train = batches_from(learner, folder, num_batches + 2)
@@ -113,7 +114,8 @@ def training_speed(
         if from_files:
             synchronise(learner.device)
             rates = [num_batches * batch_size / (time.perf_counter() - start)]
-        memory = torch.cuda.max_memory_reserved() / 2**30 if learner.device.type == "cuda" else None
+        on_gpu = learner.device.type == "cuda"
+        memory = (torch.cuda.max_memory_reserved() - held) / 2**30 if on_gpu else None
     median = statistics.median(rates)
     return TrainingSpeed(
         size,
@@ -127,6 +129,15 @@ def training_speed(
         median * training_flops(config.agent, num_glimpses, batch_size) / 1e12,
         first_seconds,
     )
+
+
+def _memory_held() -> int:
+    """Returns the bytes of GPU memory that cannot be given back, as recordings made before leave some."""
+    if not torch.cuda.is_initialized():
+        return 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
 
 
 class NoScenes:
