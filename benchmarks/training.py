@@ -3,8 +3,9 @@
     python benchmarks/training.py table scaling profile agreement first-batch --out results
 
 `table`: Tiny and Small at the batches of the baseline, from the device and from files, and looking beside the
-plain loop. `scaling`: against batch and glimpses, drawn too. `profile`: a batch by kind of kernel. `agreement`: losses
-of every path beside the float32 eager one. `first-batch`: where the time before the second batch goes.
+plain loop. `scaling`: against batch and glimpses, drawn too. `profile`: a batch by kind of kernel.
+`agreement`: losses of every path beside the float32 eager one. `first-batch`: where the time before the
+second batch goes.
 It does without `stam bench`'s command line and so needs nothing but torch. What it prints is also in `--out`.
 """
 

@@ -6,9 +6,8 @@ export PYTHONPATH=src PYTHONUNBUFFERED=1
 stage=$1
 runs=$(mktemp -d)
 init=$DATA/deit_tiny_patch16_224.fp16.safetensors
-# what the searches compare unless TRIALS says otherwise: what a glimpse is rewarded for
-trials='{"paper": {}, "gain-0": {"training": {"reward": "gain", "discount": 0.0}},
-  "gain-0.5": {"training": {"reward": "gain", "discount": 0.5}}}'
+# what the searches compare unless TRIALS says otherwise: rates, and a policy that is drawn more greedily
+trials='{"recipe": {}, "rate-1e-5": {"training": {"base_lr": 1e-5}}, "tau-30": {"training": {"tau_end": 30.0}}}'
 everyone="learned random plus spiral hard no-consistency"
 run() {
   timeout "${LIMIT:-550}" python3 experiments/real_images.py "$@" --init "$init" --out "$runs" 2>"$runs/errors" ||
@@ -21,10 +20,10 @@ case $stage in
     ;;
   imagenette-search)
     run imagenette --data "$DATA/imagenette-train.tar" --hold-out --seeds 3 --trials "${TRIALS:-$trials}" \
-      --set '{"training": {"epochs": 10, "tau_epochs": 5}}'
+      --set '{"training": {"epochs": 10, "tau_epochs": 5, "averaged_batches": 60}}'
     ;;
   aid) run aid --data "$DATA/aid.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" ;;
-  imagenette) run imagenette --data "$DATA/imagenette-train.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" ;;
+  imagenette) run imagenette --data "$DATA/imagenette-train.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" --members "${MEMBERS:-1}" ;;
 esac
 cp "$runs/results.json" "$OUT/$stage.json"
 for kept in learned teacher; do

@@ -6,7 +6,8 @@
 Every agent starts from the same weights, sees the same images in the same order and takes the same number of
 updates. Results come from the checkpoint after the last update: the validation images choose nothing. With
 `--hold-out`, a tenth of the training images takes their place, which is how settings were chosen.
-`--set` changes settings of the recipe, `--trials` compares several changes, each trained in turn.
+`--set` changes settings of the recipe, `--trials` compares several changes, each trained in turn. `--members`
+trains several agents of other seeds, each for its part of the epochs, and averages their cores into one.
 """
 
 import argparse
@@ -101,6 +102,34 @@ def train_one(
     return agent, {"name": name, "seconds": seconds, "images": shown, "settings": dataclasses.asdict(config)}
 
 
+def train_members(
+    name: str, config: RunConfig, init: str, teacher: Teacher, out: Path, data: Splits, members: int
+) -> tuple[Agent, dict[str, Any]]:
+    """Trains several agents, each for its part of the epochs; returns the first with the mean of all cores.
+
+    Cores that started from the same weights can be averaged; actors, which started afresh, cannot.
+    """
+    if members == 1:
+        return train_one(name, config, init, teacher, out, data)
+    agents, results = [], []
+    for member in range(members):
+        training = dataclasses.replace(
+            config.training,
+            seed=config.training.seed + member,
+            epochs=config.training.epochs // members,
+            tau_epochs=max(1, config.training.tau_epochs // members),
+        )
+        own = dataclasses.replace(config, training=training)
+        agent, result = train_one(f"{name}-{member}", own, init, teacher, out, data)
+        agents.append(agent)
+        results.append(result)
+    first, cores = agents[0], [agent.core.state_dict() for agent in agents]
+    first.core.load_state_dict({key: sum(core[key] for core in cores) / members for key in cores[0]})
+    save_agent(first, out / name / "half", half=True)
+    totals = {key: sum(result[key] for result in results) for key in ("seconds", "images")}
+    return first, {"name": name, **totals, "members": members, "settings": dataclasses.asdict(config)}
+
+
 def measure(agent: Agent, config: RunConfig, scenes: Scenes, seeds: int, glimpses: int, name: str) -> Any:
     """Evaluates an agent over seeds of the first location."""
     settings = EvaluationPlan(
@@ -129,6 +158,7 @@ def main() -> None:
     parser.add_argument("--agents", nargs="*", default=["learned"])
     parser.add_argument("--set", default="{}", help='JSON: {"training": {...}, "agent": {...}}')
     parser.add_argument("--trials", default='{"": {}}', help="JSON: a name and changes, for each trial")
+    parser.add_argument("--members", type=int, default=1, help="agents to average into one")
     parser.add_argument("--hold-out", action="store_true")
     parser.add_argument("--seeds", type=int, default=10, help="of the first location, in evaluation")
     parser.add_argument("--glimpses", type=int, default=21, help="to evaluate")
@@ -158,7 +188,9 @@ def main() -> None:
             merged = {part: common.get(part, {}) | changes.get(part, {}) for part in parts}
             config = configure(recipe, classes, merged, arguments.workers)
             name = "-".join(part for part in (agent_name, trial) if part)
-            agent, result = train_one(name, config, arguments.init, teacher, arguments.out, data)
+            agent, result = train_members(
+                name, config, arguments.init, teacher, arguments.out, data, arguments.members
+            )
             found = measure(agent, config, val_scenes, arguments.seeds, arguments.glimpses, name)
             (arguments.out / f"{name}.json").write_text(found.to_json())
             curve = found.accuracy.ensemble.top1

@@ -10,6 +10,8 @@ import pytest
 import torch
 from images import make_image_folder
 
+import stam
+
 ROOT = Path(__file__).parent.parent
 AGENT = {
     "image_size": 32,
@@ -53,6 +55,44 @@ def test_real_images(images, tmp_path, hold_out):
     assert (tmp_path / "out" / "learned-a" / "half" / "model.safetensors").exists()
     rates = [result["settings"]["training"]["base_lr"] for result in results]
     assert rates[0] == rates[1] != rates[2] == rates[3] == 1e-3
+
+
+def test_members_are_averaged(images, tmp_path):
+    settings = json.dumps({"agent": AGENT, "training": TRAINING | {"epochs": 2}, "teacher": TEACHER})
+    run(
+        *("real_images.py", "aid", "--data", images, "--init", "none", "--out", tmp_path),
+        *("--set", settings, "--seeds", 1, "--glimpses", 2, "--workers", 0, "--members", 2),
+    )
+    cores = [
+        stam.load(tmp_path / folder).core.head.weight
+        for folder in ("learned-0/half", "learned-1/half", "learned/half")
+    ]
+    assert not cores[0].equal(cores[1])
+    torch.testing.assert_close(cores[2], (cores[0] + cores[1]) / 2, atol=1e-4, rtol=1e-3)
+    (result,) = json.loads((tmp_path / "results.json").read_text())
+    seeds = [
+        json.loads((tmp_path / f"learned-{member}" / "run.json").read_text())["config"]["training"]["seed"]
+        for member in (0, 1)
+    ]
+    assert result["members"] == 2 and seeds == [0, 1]
+
+
+def test_only_policy(images, tmp_path):
+    settings = json.dumps({"agent": AGENT, "training": TRAINING, "teacher": TEACHER})
+    out = tmp_path / "out"
+    run(
+        *("real_images.py", "aid", "--data", images, "--init", "none", "--out", out),
+        *("--set", settings, "--seeds", 1, "--glimpses", 2, "--workers", 0),
+    )
+    trials = {"fresh": {}, "on": {"reward": "gain", "discount": 0.0, "tau": 16.0, "fresh": False}}
+    run(
+        *("only_policy.py", out / "learned", "--recipe", "aid", "--data", images, "--device", "cpu"),
+        *("--batch", 4, "--updates", 2, "--seeds", 1, "--glimpses", 3, "--trials", json.dumps(trials)),
+        *("--out", tmp_path / "found.json"),
+    )
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found.keys() == {"as it is", "plus", "spiral", "random", "fresh", "on"}
+    assert all(len(curve) == 3 for curve in found.values())
 
 
 def test_digits_policies(tmp_path):

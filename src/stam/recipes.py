@@ -119,12 +119,14 @@ def imagenette() -> RunConfig:
             "imagenette", resize_size=None, augment=AugmentConfig(num_ops=0, crop_scale=(0.25, 1.0))
         ),
         training=TrainingConfig(
-            epochs=56,
+            extra_looks=3,
+            epochs=54,
             epoch_share=1.0,
             batch_size=600,
             base_lr=2e-5,
             actor_lr=4e-4,
-            tau_epochs=28,
+            averaged_batches=150,
+            tau_epochs=27,
         ),
         init="hub:facebook/deit-tiny-patch16-224",
         teacher="hub:facebook/deit-tiny-patch16-224",
@@ -143,7 +145,9 @@ def aid() -> RunConfig:
             resize_size=None,
             augment=AugmentConfig(num_ops=0, vertical_flip=0.5, crop_scale=(0.2, 1.0)),
         ),
-        training=dataclasses.replace(base.training, epochs=70, base_lr=7e-5, tau_epochs=35),
+        training=dataclasses.replace(
+            base.training, extra_looks=0, epochs=70, base_lr=7e-5, averaged_batches=1, tau_epochs=35
+        ),
         teacher_training=_short_teacher(batch_size=256, base_lr=5e-4, warmup_epochs=2, validate_every=10),
         teacher=None,
         class_indices=None,
