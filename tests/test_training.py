@@ -80,34 +80,6 @@ def test_rates_tau_and_means_change_in_place():
     assert all(group["lr"] is made.rates[group["part"]] for group in made.optimiser.param_groups)
 
 
-def test_layer_decay_slows_the_first_blocks():
-    """The first update of Adam moves every weight by its learning rate."""
-    made = learner(num_glimpses=1, layer_decay=0.5, base_lr=1e-2, min_lr=1e-2, weight_decay=0.0)
-    before = {name: parameter.detach().clone() for name, parameter in made.agent.core.named_parameters()}
-    for _ in batches_from(made, None, 1):
-        pass
-    moved = {
-        name: (parameter - before[name]).abs().max().item()
-        for name, parameter in made.agent.core.named_parameters()
-    }
-    peak = made.learning_rates(0)["core"]
-    for name, share in (
-        ("head.weight", 1),
-        ("norm.weight", 1),
-        ("blocks.1.mlp.fc1.weight", 0.5),
-        ("blocks.0.mlp.fc1.weight", 0.25),
-        ("patch_embed.proj.weight", 0.125),
-        ("cls_token", 0.125),
-    ):
-        assert moved[name] == pytest.approx(share * peak, rel=0.01), name
-
-
-@pytest.mark.parametrize("layer_decay", [0, 1.5])
-def test_a_layer_decay_out_of_range_is_refused(layer_decay):
-    with pytest.raises(ConfigError, match="layer_decay must be above 0 and at most 1"):
-        TrainingConfig(layer_decay=layer_decay)
-
-
 def test_extra_looks_are_more_updates_for_the_first_glimpses():
     made, plain = learner(extra_looks=2, extra_glimpses=3, base_lr=1e-3), learner(base_lr=1e-3)
     for one in (made, plain):

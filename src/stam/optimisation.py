@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from stam.errors import ConfigError
-from stam.vit import VisionTransformer
 
 
 def parameter_groups(
@@ -22,18 +21,6 @@ def parameter_groups(
             if chosen:
                 groups.append({"params": chosen, "weight_decay": decay, "part": name, "lr": 0.0})
     return groups
-
-
-def by_level(core: VisionTransformer) -> list[list[tuple[str, nn.Parameter]]]:
-    """Returns the parameters of a core from the bottom up: embeddings, each block, the rest."""
-    levels: list[list[tuple[str, nn.Parameter]]] = [[] for _ in range(len(core.blocks) + 2)]
-    for name, parameter in core.named_parameters():
-        if name.startswith("blocks."):
-            level = 1 + int(name.split(".")[1])
-        else:
-            level = -1 if name.startswith(("norm.", "head")) else 0
-        levels[level].append((name, parameter))
-    return levels
 
 
 def make_optimiser(

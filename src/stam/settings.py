@@ -69,9 +69,7 @@ class TrainingConfig:
             agreement by it.
         discount: How much what comes after the next glimpse counts; 1 in the paper.
         base_lr: Learning rate at batch 512 of everything but the critic; it scales with the batch.
-        layer_decay: Factor of the core's learning rate from each block to the one before it; 1 in the paper.
-            Below 1, the first blocks keep more of what they were pretrained to see.
-        critic_lr: The same as `base_lr` for the critic.
+        critic_lr: The same for the critic.
         actor_lr: The same for the actor; none takes `base_lr`, as the paper does.
         min_lr: Where the cosine ends.
         weight_decay: AdamW's, on matrices only.
@@ -103,7 +101,6 @@ class TrainingConfig:
     reward: str = "agreement"
     discount: float = 1.0
     base_lr: float = 1e-6
-    layer_decay: float = 1.0
     critic_lr: float = 1e-3
     actor_lr: float | None = None
     min_lr: float = 1e-6
@@ -162,9 +159,6 @@ class TrainingConfig:
         require_choice("consistency", self.consistency, CONSISTENCY)
         require_choice("reward", self.reward, REWARDS)
         require(0 <= self.discount <= 1, f"discount must be from 0 to 1, got {self.discount}")
-        require(
-            0 < self.layer_decay <= 1, f"layer_decay must be above 0 and at most 1, got {self.layer_decay}"
-        )
         require_choice("precision", self.precision, PRECISIONS)
 
     def tau(self, epoch: int) -> float:

@@ -4,7 +4,7 @@ For every batch: the teacher looks at the whole images once, then the agent look
 updated after each.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stam import kernels
 from stam.agent import Agent
@@ -22,7 +22,7 @@ from stam.data.augment import Augment
 from stam.data.randomness import random_key, random_order
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
 from stam.objective import Objective, StepLosses, ValueNormaliser, training_episode
-from stam.optimisation import autocast, by_level, choose_device, is_half, make_optimiser, restore_optimiser
+from stam.optimisation import autocast, choose_device, is_half, make_optimiser, restore_optimiser
 from stam.pixels import normalise
 from stam.policy import Policy, RandomPolicy, SampledPolicy, random_locations
 from stam.recording import Pipeline, RecordedFunction
@@ -108,10 +108,7 @@ class AgentLearner(Learner):
         self.config, self.training, self.val_scenes = config, config.training, val_scenes
         self.device = choose_device(config.training.device)
         self.agent, self.teacher = agent.to(self.device).train(), teacher.to(self.device)
-        parts: dict[str, Iterable[tuple[str, nn.Parameter]]] = {"core": agent.core.named_parameters()}
-        if self.training.layer_decay < 1:
-            parts = {f"core-{level}": some for level, some in enumerate(by_level(agent.core))}
-        self.core_parts = len(parts)
+        parts = {"core": agent.core.named_parameters()}
         if agent.actor is not None:
             parts |= {
                 "actor": agent.actor.named_parameters(),
@@ -151,7 +148,7 @@ class AgentLearner(Learner):
         if is_half(self.device, self.training.precision):
             images = images.bfloat16()  # all readers round them: once is enough, and takes half the memory
         self.tau.fill_(self.training.tau(place.epoch))
-        for part, rate in self.part_rates(place.epoch).items():
+        for part, rate in self.learning_rates(place.epoch).items():
             self.rates[part].fill_(rate)
         self.generator.manual_seed(random_key("batch", self.training.seed, place.epoch, place.batch) >> 1)
         first = random_locations(self.agent.grid, len(images), self.device, self.generator)
@@ -235,22 +232,11 @@ class AgentLearner(Learner):
         return SampledPolicy(self.agent.actor, self.tau)
 
     def learning_rates(self, epoch: int) -> dict[str, float]:
-        """Returns the learning rates of core, actor and critic in an epoch, as far as the agent has them."""
+        """Returns the learning rate of each part in an epoch."""
         training = self.training
-        bases = {"core": training.base_lr}
-        if self.agent.actor is not None:
-            bases["actor"] = training.base_lr if training.actor_lr is None else training.actor_lr
-            bases["critic"] = training.critic_lr
-        return {part: training.learning_rate(base, epoch) for part, base in bases.items()}
-
-    def part_rates(self, epoch: int) -> dict[str, float]:
-        """Returns the learning rate of each part of the optimiser; the core may have one for each level."""
-        rates = self.learning_rates(epoch)
-        for part in self.rates:
-            if part.startswith("core-"):
-                above = self.core_parts - 1 - int(part.removeprefix("core-"))
-                rates[part] = rates["core"] * self.training.layer_decay**above
-        return {part: rates[part] for part in self.rates}
+        actor_lr = training.base_lr if training.actor_lr is None else training.actor_lr
+        bases = {"core": training.base_lr, "actor": actor_lr, "critic": training.critic_lr}
+        return {part: training.learning_rate(bases[part], epoch) for part in self.rates}
 
     def end_epoch(self, epoch: int) -> dict[str, Any]:
         """Returns the epoch's mean losses, and accuracies when a validation is due."""
