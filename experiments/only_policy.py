@@ -29,6 +29,7 @@ from stam.optimisation import autocast, make_optimiser
 from stam.pixels import normalise
 from stam.policy import SampledPolicy, random_locations
 from stam.recipes import get_recipe
+from stam.recording import RecordedFunction
 from stam.settings import cosine
 from stam.teacher import Teacher
 
@@ -75,23 +76,16 @@ def learn(
     policy = SampledPolicy(agent.actor, tau)
     generator = torch.Generator(device).manual_seed(0)
     order = np.concatenate([random_order(len(data), "epoch", epoch) for epoch in range(1000)])
-    for number in range(given.updates):
-        done = number / given.updates
-        low, high = trial.get("tau_start", 1.0), trial.get("tau", 4.0)
-        tau.fill_(low + (high - low) * min(1.0, 2 * done))
-        rates["actor"].fill_(cosine(trial.get("rate", 5e-4), 1e-6, done))
-        rates["critic"].fill_(cosine(1e-3, 1e-6, done))
-        some = torch.from_numpy(order[number * given.batch : (number + 1) * given.batch])
-        images = augment(data.images[some.to(device)], data.sizes[some], number)
+
+    def learn_from(images: Tensor, first_location: Tensor) -> None:
         with torch.no_grad(), autocast(device, "auto"):
             log_q = teacher(images)
-        first = random_locations(agent.grid, given.batch, device, generator)
 
-        def sense(locations: Tensor, images: Tensor = images) -> Tensor:
+        def sense(locations: Tensor) -> Tensor:
             return agent.grid.cut(images, locations[:, None])[:, 0]
 
         before = None
-        episode = rollout(agent, sense, glimpses, first, policy, generator)
+        episode = rollout(agent, sense, glimpses, first_location, policy, generator)
         for _ in range(glimpses):
             with autocast(device, "auto"):
                 step = next(episode)
@@ -102,6 +96,17 @@ def learn(
                 (losses["actor"] + losses["critic"]).backward()
                 optimiser.step()
             before = step
+
+    learn_fast = RecordedFunction(learn_from, generator) if device.type == "cuda" else learn_from
+    for number in range(given.updates):
+        done = number / given.updates
+        low, high = trial.get("tau_start", 1.0), trial.get("tau", 4.0)
+        tau.fill_(low + (high - low) * min(1.0, 2 * done))
+        rates["actor"].fill_(cosine(trial.get("rate", 5e-4), 1e-6, done))
+        rates["critic"].fill_(cosine(1e-3, 1e-6, done))
+        some = torch.from_numpy(order[number * given.batch : (number + 1) * given.batch])
+        images = augment(data.images[some.to(device)], data.sizes[some], number)
+        learn_fast(images, random_locations(agent.grid, given.batch, device, generator))
 
 
 def measure(
