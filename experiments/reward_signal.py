@@ -7,11 +7,14 @@ locations drawn from the policy of training. For every kind of reward, the share
 the distance of the second glimpse from the centre explains: once as it is, once after taking away each
 scene's mean, which is the best that a critic could do. The fewer, the more samples it takes to learn where to
 look: their number goes with 1 / R^2. The agent itself, seeing the whole scene, stands in for its teacher.
+Also says how undecided the policy of training is after the first glimpse.
 """
 
 import argparse
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +61,21 @@ def roll_out(
     return torch.stack(second), torch.stack(agreement)
 
 
+@torch.no_grad()
+def indecision(agent: Agent, images: Tensor, tau: float) -> dict[str, float]:
+    """Returns the entropy of the policy after one glimpse, the most it could be, and its largest share."""
+    assert agent.actor is not None
+    first = random_locations(agent.grid, len(images), agent.device, torch.Generator().manual_seed(0))
+    glimpses = agent.grid.cut(images, first[:, None])[:, 0]
+    state = agent.believe(agent.remember(None, glimpses, first)).state
+    seen = torch.zeros(len(images), agent.grid.num_locations, dtype=torch.bool)
+    seen.scatter_(1, first[:, None], True)
+    log_pi = SampledPolicy(agent.actor, tau).log_probabilities(state, seen, num_seen=1)
+    entropy = -(log_pi.exp() * log_pi.masked_fill(seen, 0)).sum(1).mean()
+    most = math.log(agent.grid.num_locations - 1)
+    return {"entropy": float(entropy), "most": most, "largest": float(log_pi.exp().amax(1).mean())}
+
+
 def explained(values: Tensor, groups: Tensor) -> float:
     """Returns the share of the variance that the groups' means have."""
     centred = values - values.mean()
@@ -83,6 +101,13 @@ def main() -> None:
     images = view_scenes(agent, scenes, chosen)
     second, agreement = roll_out(agent, images, arguments.passes, arguments.glimpses, arguments.tau)
 
+    undecided = indecision(agent, images, arguments.tau)
+    print(
+        "policy after one glimpse: entropy {entropy:.2f} of {most:.2f}, most {largest:.3f}".format(
+            **undecided
+        )
+    )
+
     grid = agent.grid
     down = (second // grid.columns - grid.rows // 2).abs()
     across = (second % grid.columns - grid.columns // 2).abs()
@@ -99,8 +124,14 @@ def main() -> None:
             print(f"{kind:<10} discount {discount}: R2 {as_it_is:.5f}, with an ideal critic {best:.5f}")
     by_chance = (len(rings.unique()) - 1) / rings.numel()
     print(f"by chance alone: about {by_chance:.5f}")
-    found = {"agent": arguments.agent, "num_scenes": len(images), "passes": arguments.passes}
-    arguments.out.write_text(json.dumps(found | {"by_chance": by_chance, "rows": rows}, indent=1))
+    found: dict[str, Any] = {
+        "agent": arguments.agent,
+        "num_scenes": len(images),
+        "passes": arguments.passes,
+    }
+    arguments.out.write_text(
+        json.dumps(found | {"by_chance": by_chance, "policy": undecided, "rows": rows}, indent=1)
+    )
 
 
 if __name__ == "__main__":

@@ -188,5 +188,7 @@ def test_reward_signal(images, tmp_path):
         *("--out", tmp_path / "signal.json"),
     )
     assert "by chance alone" in shown
-    rows = json.loads((tmp_path / "signal.json").read_text())["rows"]
+    found = json.loads((tmp_path / "signal.json").read_text())
+    rows, policy = found["rows"], found["policy"]
+    assert 0 < policy["entropy"] <= policy["most"] + 1e-5 and 1 / 3 <= policy["largest"] <= 1
     assert len(rows) == 10 and all(0 <= row["r2"] <= 1 and 0 <= row["r2_ideal_critic"] <= 1 for row in rows)
