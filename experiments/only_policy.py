@@ -11,22 +11,24 @@ The agent itself, seeing the whole scene, stands in for its teacher.
 import argparse
 import json
 import time
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
+from real_images import measure
 from torch import Tensor
+from who_chooses import agent_parser
 
 import stam
 from stam.agent import Actor, Agent
-from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, TrainingView, batches, open_scenes
+from stam.data import BatchLoader, RawBatch, Subset, TrainingView, batches, open_scenes
 from stam.data.augment import Augment
 from stam.data.randomness import random_order
 from stam.episode import rollout
+from stam.loop import Plan
 from stam.objective import Objective, ValueNormaliser
 from stam.optimisation import autocast, make_optimiser
-from stam.pixels import normalise
 from stam.policy import SampledPolicy, random_locations
 from stam.recipes import get_recipe
 from stam.recording import RecordedFunction
@@ -44,12 +46,6 @@ TRIALS = {
     "gain, tau 16, rate 2e-3": {"reward": "gain", "discount": 0.0, "tau": 16.0, "rate": 2e-3},
     "gain, tau 16, rate 1e-4": {"reward": "gain", "discount": 0.0, "tau": 16.0, "rate": 1e-4},
 }
-
-
-def load_all(scenes: Scenes, view: TrainingView | EvaluationView, limit: int | None) -> RawBatch:
-    indices = random_order(len(scenes), "only policy", 0)[:limit]
-    planned = batches(np.sort(indices), len(indices), drop_last=False)
-    return next(iter(BatchLoader(scenes, planned, view, 0)))
 
 
 def learn(
@@ -75,7 +71,6 @@ def learn(
     tau = torch.ones((), device=device)
     policy = SampledPolicy(agent.actor, tau)
     generator = torch.Generator(device).manual_seed(0)
-    order = np.concatenate([random_order(len(data), "epoch", epoch) for epoch in range(1000)])
 
     def learn_from(images: Tensor, first_location: Tensor) -> None:
         with torch.no_grad(), autocast(device, "auto"):
@@ -98,59 +93,44 @@ def learn(
             before = step
 
     learn_fast = RecordedFunction(learn_from, generator) if device.type == "cuda" else learn_from
-    for number in range(given.updates):
+    shown = Plan(len(data), given.updates, given.batch, 1.0, 0).batches_from((0, 0))
+    for number, (_, part) in enumerate(islice(shown, given.updates)):
         done = number / given.updates
         low, high = trial.get("tau_start", 1.0), trial.get("tau", 4.0)
         tau.fill_(low + (high - low) * min(1.0, 2 * done))
         rates["actor"].fill_(cosine(trial.get("rate", 5e-4), 1e-6, done))
         rates["critic"].fill_(cosine(1e-3, 1e-6, done))
-        some = torch.from_numpy(order[number * given.batch : (number + 1) * given.batch])
+        some = torch.from_numpy(part)
         images = augment(data.images[some.to(device)], data.sizes[some], number)
-        learn_fast(images, random_locations(agent.grid, given.batch, device, generator))
-
-
-def measure(
-    agent: Agent, images: Tensor, labels: Tensor, policy: str | None, given: argparse.Namespace
-) -> Any:
-    """Returns the accuracy after each glimpse, over first locations."""
-    correct: Tensor = torch.zeros(given.glimpses, device=agent.device)
-    agent.eval()
-    with autocast(agent.device, "auto"):
-        for seed in range(given.seeds):
-            generator = torch.Generator().manual_seed(seed)
-            for part, truth in zip(images.split(500), labels.split(500), strict=True):
-                pixels = normalise(part.to(agent.device), agent.config.mean, agent.config.std)
-                trace = agent.look(pixels, given.glimpses, policy=policy, generator=generator)
-                correct += (trace.predictions == truth.to(agent.device)[:, None]).sum(0)
-    return (correct / (len(labels) * given.seeds)).tolist()
+        learn_fast(images, random_locations(agent.grid, len(images), device, generator))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("agent")
-    parser.add_argument("--data", required=True)
+    parser = agent_parser(__doc__, None, "of either split, at random; all of them by default")
     parser.add_argument("--recipe", help="whose augmentation to use; by default the one of the agent's name")
     parser.add_argument("--trials", default=json.dumps(TRIALS), help="JSON: a name and settings, for each")
     parser.add_argument("--glimpses", type=int, default=13)
     parser.add_argument("--batch", type=int, default=600)
     parser.add_argument("--updates", type=int, default=160, help="batches; each makes an update a glimpse")
-    parser.add_argument("--scenes", type=int, help="of either split; all of them by default")
     parser.add_argument("--seeds", type=int, default=3, help="of the first location, in evaluation")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     agent = stam.load(given.agent).to(given.device).eval()
     splits = open_scenes(given.data)
-    recipe = get_recipe(given.recipe or given.agent.removesuffix("-tiny"))
-    data = load_all(splits.train, TrainingView(recipe.data.decode_size), given.scenes).to(given.device)
-    val = load_all(splits.val, EvaluationView(agent.config.image_size, recipe.data.resize_size), given.scenes)
-    augment = Augment(recipe.data.augment, agent.grid.image_size, agent.config.mean, agent.config.std)
+    train, val = (
+        Subset(scenes, np.sort(random_order(len(scenes), "only policy", 0)[: given.scenes]))
+        for scenes in (splits.train, splits.val)
+    )
+    settings = get_recipe(given.recipe or given.agent.removesuffix("-tiny")).data
+    everything = batches(np.arange(len(train)), len(train))
+    data = next(iter(BatchLoader(train, everything, TrainingView(settings.decode_size), 0)))
+    data = data.to(given.device)
+    augment = Augment(settings.augment, agent.grid.image_size, agent.config.mean, agent.config.std)
     found = {}
 
     def show(name: str, policy: str | None, began: float) -> None:
-        curve = found[name] = measure(agent, val.images, val.labels, policy, given)
+        evaluation = measure(agent.eval(), settings, val, given.seeds, given.glimpses, name, policy)
+        curve = found[name] = evaluation.accuracy.ensemble.top1.mean
         shown = " ".join(f"{n}:{100 * curve[n - 1]:.1f}" for n in SHOWN if n <= len(curve))
         average = 100 * float(np.mean(curve[1:12]))
         print(

@@ -27,7 +27,7 @@ from stam.evaluation import EvaluationPlan, evaluate
 from stam.finetuning import build_student, finetune, whole_image_accuracy
 from stam.recipes import get_recipe
 from stam.runs import RunFolder
-from stam.settings import RunConfig
+from stam.settings import DataConfig, RunConfig
 from stam.sources import open_teacher, start_agent
 from stam.teacher import Teacher
 from stam.training import plan, train
@@ -130,20 +130,29 @@ def train_members(
     return first, {"name": name, **totals, "members": members, "settings": dataclasses.asdict(config)}
 
 
-def measure(agent: Agent, config: RunConfig, scenes: Scenes, seeds: int, glimpses: int, name: str) -> Any:
-    """Evaluates an agent over seeds of the first location."""
+def measure(
+    agent: Agent,
+    data: DataConfig,
+    scenes: Scenes,
+    seeds: int,
+    glimpses: int,
+    name: str,
+    policy: str | None = None,
+) -> Any:
+    """Evaluates an agent, with its own or another policy, over seeds of the first location."""
     settings = EvaluationPlan(
         num_seeds=seeds,
-        num_glimpses=min(glimpses, config.agent.grid.num_locations),
-        resize_size=config.data.resize_size,
+        num_glimpses=min(glimpses, agent.grid.num_locations),
+        policy=policy,
+        resize_size=data.resize_size,
         batch_size=512,
-        num_workers=config.data.num_workers or 0,
+        num_workers=data.num_workers or 0,
         low_resolution=False,
         cost=False,
         most_timed=0,
         precision="auto",
     )
-    return evaluate(agent, scenes, settings, name=name, source=config.data.path, progress=False)
+    return evaluate(agent, scenes, settings, name=name, source=data.path, progress=False)
 
 
 def main() -> None:
@@ -191,7 +200,7 @@ def main() -> None:
             agent, result = train_members(
                 name, config, arguments.init, teacher, arguments.out, data, arguments.members
             )
-            found = measure(agent, config, val_scenes, arguments.seeds, arguments.glimpses, name)
+            found = measure(agent, config.data, val_scenes, arguments.seeds, arguments.glimpses, name)
             (arguments.out / f"{name}.json").write_text(found.to_json())
             curve = found.accuracy.ensemble.top1
             results.append(result | {"mean": curve.mean, "std": curve.std})

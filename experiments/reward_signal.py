@@ -10,15 +10,12 @@ look: their number goes with 1 / R^2. The agent itself, seeing the whole scene, 
 Also says how undecided the policy of training is after the first glimpse.
 """
 
-import argparse
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from who_chooses import view_scenes
+from who_chooses import agent_parser, view_scenes
 
 import stam
 from stam.agent import Agent
@@ -84,16 +81,10 @@ def explained(values: Tensor, groups: Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("agent")
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--scenes", type=int, default=200, help="of the validation split, at random")
+    parser = agent_parser(__doc__, 200, "of the validation split, at random")
     parser.add_argument("--passes", type=int, default=10)
     parser.add_argument("--glimpses", type=int, default=21)
     parser.add_argument("--tau", type=float, default=4.0)
-    parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     agent = stam.load(arguments.agent).eval()
     scenes = open_scenes(arguments.data).val
@@ -102,11 +93,8 @@ def main() -> None:
     second, agreement = roll_out(agent, images, arguments.passes, arguments.glimpses, arguments.tau)
 
     undecided = indecision(agent, images, arguments.tau)
-    print(
-        "policy after one glimpse: entropy {entropy:.2f} of {most:.2f}, most {largest:.3f}".format(
-            **undecided
-        )
-    )
+    entropy, most, largest = undecided.values()
+    print(f"policy after one glimpse: entropy {entropy:.2f} of {most:.2f}, most {largest:.3f}")
 
     grid = agent.grid
     down = (second // grid.columns - grid.rows // 2).abs()
@@ -124,14 +112,15 @@ def main() -> None:
             print(f"{kind:<10} discount {discount}: R2 {as_it_is:.5f}, with an ideal critic {best:.5f}")
     by_chance = (len(rings.unique()) - 1) / rings.numel()
     print(f"by chance alone: about {by_chance:.5f}")
-    found: dict[str, Any] = {
+    found = {
         "agent": arguments.agent,
         "num_scenes": len(images),
         "passes": arguments.passes,
+        "by_chance": by_chance,
+        "policy": undecided,
+        "rows": rows,
     }
-    arguments.out.write_text(
-        json.dumps(found | {"by_chance": by_chance, "policy": undecided, "rows": rows}, indent=1)
-    )
+    arguments.out.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,18 @@ from stam.pixels import normalise
 CHOOSERS = ("learned", "plus", "spiral", "random")
 
 
+def agent_parser(description: str | None, scenes: int | None, of: str) -> argparse.ArgumentParser:
+    """Returns a parser of what every look at one trained agent takes."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("agent")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--scenes", type=int, default=scenes, help=of)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser
+
+
 def view_scenes(agent: Agent, scenes: Scenes, indices: np.ndarray) -> Tensor:
     """Returns some scenes as evaluation shows them to an agent."""
     view = EvaluationView(agent.config.image_size, None)
@@ -33,17 +45,11 @@ def view_scenes(agent: Agent, scenes: Scenes, indices: np.ndarray) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("agent")
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--scenes", type=int, default=1000, help="of the validation split, at random")
+    parser = agent_parser(__doc__, 1000, "of the validation split, at random")
     parser.add_argument("--seeds", type=int, default=1, help="of the first location")
     parser.add_argument("--glimpses", type=int, default=12)
     parser.add_argument("--paths", type=int, default=12, help="scenes whose paths are kept")
     parser.add_argument("--threads", type=int, help="of torch")
-    parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
