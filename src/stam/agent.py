@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stam import episode, kernels
+from stam import episode, ideas, kernels
 from stam.config import AgentConfig
 from stam.episode import Belief, Trace
 from stam.errors import StamError
@@ -63,6 +63,20 @@ class RowNorm(nn.BatchNorm1d):
             return linear_norm_relu(rows, layer.weight, layer.bias, self)
         return F.relu(self(rows if layer is None else layer(rows)))
 
+    def of_sums_then_relu(
+        self,
+        of_sample: Float[Tensor, "batch features"],
+        of_location: Float[Tensor, "locations features"],
+        chosen: Int[Tensor, "batch candidates"],
+    ) -> Float[Tensor, "rows features"]:
+        """Normalises of_sample[b] + of_location[chosen[b, k]], a row for each b and k, then rectifies."""
+        if self.training and chosen.numel() > 1 and kernels.usable(of_sample) and ideas.on("first"):
+            from stam.kernels.rows import sum_norm_relu
+
+            return sum_norm_relu(of_sample, of_location, chosen, self)
+        sums = of_sample[:, None] + look_up(of_location, chosen)  # (B, K, features)
+        return self.then_relu(sums.flatten(0, 1))
+
 
 class RowMlp(nn.Module):
     """Three times FC-BN-ReLU, then FC to one number: the shape of both actor and critic."""
@@ -76,7 +90,10 @@ class RowMlp(nn.Module):
 
     def finish(self, first: Float[Tensor, "rows hidden"]) -> Float[Tensor, " rows"]:
         """Computes everything after the first linear layer."""
-        rows = self.bn0.then_relu(first)
+        return self.finish_rectified(self.bn0.then_relu(first))
+
+    def finish_rectified(self, rows: Float[Tensor, "rows hidden"]) -> Float[Tensor, " rows"]:
+        """Computes everything after the first FC-BN-ReLU."""
         rows = self.bn1.then_relu(rows, self.fc1)
         rows = self.bn2.then_relu(rows, self.fc2)
         return self.fc_final(rows).squeeze(1)
@@ -115,8 +132,8 @@ class Actor(RowMlp):
             of_location = F.linear(self.location_embedding, self.fc0.weight[:, split:])  # (L, hidden)
             if self._is_thinking:
                 self._of_location = of_location
-        first = of_state[:, None] + look_up(of_location, candidates)  # (B, K, hidden)
-        return self.finish(first.flatten(0, 1)).view(candidates.shape)
+        rows = self.bn0.of_sums_then_relu(of_state, of_location, candidates)  # (B K, hidden)
+        return self.finish_rectified(rows).view(candidates.shape)
 
 
 class Critic(RowMlp):

@@ -7,27 +7,46 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stam import ideas
 from stam.kernels.launching import cells, in_half, of_column, shared_grid
 from stam.kernels.sums import add_up
 
 _ROWS, _COLUMNS = 16, 128
+# rows and columns of a tile, warps that share it, loads ahead; `benchmarks/kernels.py` tries others
+COLLECT = {"rows": 16, "columns": 128, "warps": 4, "stages": 3 if ideas.on("collect") else 1}
+COLLECT_GRADIENT = {"rows": 16, "columns": 128, "warps": 4, "stages": 3 if ideas.on("collect") else 1}
+SHARE = {"rows": 16, "columns": 128, "warps": 8, "stages": 2}
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
+def _load(x, of_location, chosen, row, column, rows, width, count, summed: tl.constexpr):
+    """Returns rows of x, or x[b] + of_location[chosen[b, k]], `count` rows for each b, if they are summed."""
+    place, inside = cells(row, column, rows, width)
+    if summed:
+        place = (row // count)[:, None] * width + column[None, :]
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if summed:
+        location = tl.load(chosen + row, mask=row < rows, other=0)
+        place = location[:, None] * width + column[None, :]
+        values += tl.load(of_location + place, mask=inside, other=0.0).to(tl.float32)
+    return values
+
+
+@triton.jit(do_not_specialize=["rows", "count"])
 def _norm_relu_collect(
-    x, running_mean, bias, sums, rows,
-    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, has_bias: tl.constexpr,
+    x, of_location, chosen, running_mean, bias, sums, rows, count,
+    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, summed: tl.constexpr,
+    has_bias: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Sums x - centre and its square; near the mean, the variance comes out of them without loss."""
     column = tl.program_id(1) * block + tl.arange(0, block)
     middle = _centre(running_mean, bias, column, width, has_bias)
     first = tl.zeros((tile, block), tl.float32)
     second = tl.zeros((tile, block), tl.float32)
-    for start in range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile):
+    for start in tl.range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile, num_stages=stages):
         row = start + tl.arange(0, tile)
-        place, inside = cells(row, column, rows, width)
-        values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - middle[None, :]
-        values = tl.where(inside, values, 0.0)
+        values = _load(x, of_location, chosen, row, column, rows, width, count, summed)
+        values = tl.where(row[:, None] < rows, values - middle[None, :], 0.0)
         first += values
         second += values * values
     place = sums + tl.program_id(0) * 2 * width + column
@@ -74,10 +93,11 @@ def _norm_relu_statistics(
         tl.store(tracked, tl.load(tracked) + 1)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "count"])
 def _norm_relu_apply(
-    x, y, weight, bias, mean, inverse, rows, width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr
-):
+    x, of_location, chosen, y, weight, bias, mean, inverse, rows, count,
+    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, summed: tl.constexpr,
+):  # fmt: skip
     column = tl.program_id(1) * block + tl.arange(0, block)
     row = tl.program_id(0) * tile + tl.arange(0, tile)
     place, inside = cells(row, column, rows, width)
@@ -85,24 +105,22 @@ def _norm_relu_apply(
     factor *= of_column(inverse, column, width)
     offset = of_column(bias, column, width)
     middle = of_column(mean, column, width)
-    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    values = _load(x, of_location, chosen, row, column, rows, width, count, summed)
     values = tl.maximum((values - middle[None, :]) * factor[None, :] + offset[None, :], 0.0)
     tl.store(y + place, values.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _passed(x, dy, place, inside, weight, bias, mean, inverse):
+def _passed(values, given, weight, bias, mean, inverse):
     """Returns standardised rows, and the gradient of what ReLU let through."""
-    standard = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    standard = (standard - mean[None, :]) * inverse[None, :]
-    given = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+    standard = (values - mean[None, :]) * inverse[None, :]
     return standard, tl.where(standard * weight[None, :] + bias[None, :] > 0, given, 0.0)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "count"])
 def _norm_relu_collect_gradient(
-    x, dy, weight, bias, mean, inverse, sums, rows,
-    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+    x, of_location, chosen, dy, weight, bias, mean, inverse, sums, rows, count,
+    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, summed: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(1) * block + tl.arange(0, block)
     factor = of_column(weight, column, width)
@@ -111,10 +129,12 @@ def _norm_relu_collect_gradient(
     spread = of_column(inverse, column, width)
     first = tl.zeros((tile, block), tl.float32)
     second = tl.zeros((tile, block), tl.float32)
-    for start in range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile):
+    for start in tl.range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile, num_stages=stages):
         row = start + tl.arange(0, tile)
         place, inside = cells(row, column, rows, width)
-        standard, given = _passed(x, dy, place, inside, factor, offset, middle, spread)
+        values = _load(x, of_location, chosen, row, column, rows, width, count, summed)
+        given = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+        standard, given = _passed(values, given, factor, offset, middle, spread)
         first += given
         second += given * standard
     place = sums + tl.program_id(0) * 2 * width + column
@@ -136,9 +156,48 @@ def _norm_relu_apply_gradient(
     spread = of_column(inverse, column, width)
     first = of_column(sums, column, width) / rows
     second = of_column(sums + width, column, width) / rows
-    standard, given = _passed(x, dy, place, inside, factor, offset, middle, spread)
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    given = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+    standard, given = _passed(values, given, factor, offset, middle, spread)
     gradient = (given - first[None, :] - standard * second[None, :]) * (factor * spread)[None, :]
     tl.store(dx + place, gradient.to(dx.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["samples", "count"])
+def _sum_norm_relu_share_gradient(
+    of_sample, of_location, places, dy, weight, bias, mean, inverse, sums, dof_sample, parts, samples, count,
+    locations: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+    stages: tl.constexpr,
+):  # fmt: skip
+    """Adds up the gradient of the sums for each sample, and for each location over the samples of a tile.
+
+    `places` says where a location stands among those chosen for a sample: at `count` if it is not.
+    """
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    sample = tl.program_id(0) * tile + tl.arange(0, tile)
+    place, inside = cells(sample, column, samples, width)
+    factor = of_column(weight, column, width)
+    offset = of_column(bias, column, width)
+    middle = of_column(mean, column, width)
+    spread = of_column(inverse, column, width)
+    rows = samples * count
+    first = of_column(sums, column, width) / rows
+    second = of_column(sums + width, column, width) / rows
+    mine = tl.load(of_sample + place, mask=inside, other=0.0).to(tl.float32)
+    total = tl.zeros((tile, block), tl.float32)
+    for location in tl.range(0, locations, num_stages=stages):
+        stands = tl.load(places + sample * locations + location, mask=sample < samples, other=count)
+        among = (stands < count)[:, None] & inside
+        row = (sample * count + stands)[:, None].to(tl.int64) * width + column[None, :]
+        given = tl.load(dy + row, mask=among, other=0.0).to(tl.float32)
+        values = mine + of_column(of_location + location * width, column, width).to(tl.float32)[None, :]
+        standard, given = _passed(values, given, factor, offset, middle, spread)
+        gradient = (given - first[None, :] - standard * second[None, :]) * (factor * spread)[None, :]
+        gradient = tl.where(among, gradient, 0.0)
+        total += gradient
+        part = parts + (tl.program_id(0) * locations + location) * width + column
+        tl.store(part, tl.sum(gradient, 0), mask=column < width)
+    tl.store(dof_sample + place, total.to(dof_sample.dtype.element_ty), mask=inside)
 
 
 def norm_relu(rows: Tensor, norm: torch.nn.BatchNorm1d) -> Tensor:
@@ -157,6 +216,92 @@ def linear_norm_relu(rows: Tensor, weight: Tensor, bias: Tensor, norm: torch.nn.
     return _NormRelu.apply(product, norm.weight, norm.bias, bias.detach(), norm)
 
 
+def sum_norm_relu(
+    of_sample: Tensor, of_location: Tensor, chosen: Tensor, norm: torch.nn.BatchNorm1d
+) -> Tensor:
+    """Returns ReLU(batch norm(of_sample[b] + of_location[chosen[b, k]])), a row for each b and k.
+
+    The sums are made where they are needed, from two small tables; neither they nor their gradients are
+    written.
+
+    Args:
+        of_sample: (B, width).
+        of_location: (L, width).
+        chosen: (B, K), no location twice in a row.
+        norm: Whose statistics are those of the B K rows, and which keeps running ones.
+    """
+    return _SumNormRelu.apply(of_sample, of_location, chosen, norm.weight, norm.bias, norm)
+
+
+def _statistics(
+    x: Tensor,
+    of_location: Tensor | None,
+    chosen: Tensor | None,
+    rows: int,
+    layer_bias: Tensor | None,
+    norm: torch.nn.BatchNorm1d,
+) -> Tensor:
+    """Returns (2, width) mean and inverse deviation of the rows, and moves the running ones."""
+    width = x.shape[1]
+    programs, blocks = shared_grid(rows, width, COLLECT["rows"], COLLECT["columns"], x.device)
+    sums = torch.empty((programs, 2, width), device=x.device)
+    has_bias, summed, count = layer_bias is not None, chosen is not None, _count(chosen)
+    _norm_relu_collect[(programs, blocks)](
+        x, of_location, chosen, norm.running_mean, layer_bias, sums, rows, count,
+        width, COLLECT["rows"], COLLECT["columns"], summed, has_bias, COLLECT["stages"],
+        num_warps=COLLECT["warps"],
+    )  # fmt: skip
+    found = torch.empty((2, width), device=x.device)
+    _norm_relu_statistics[(triton.cdiv(width, 32),)](
+        sums, norm.running_mean, norm.running_var, layer_bias, norm.num_batches_tracked, found[0], found[1],
+        programs, rows, norm.momentum, norm.eps, width, 128, 32, has_bias, num_warps=8,
+    )  # fmt: skip
+    return found
+
+
+def _apply(
+    x: Tensor,
+    of_location: Tensor | None,
+    chosen: Tensor | None,
+    rows: int,
+    weight: Tensor,
+    bias: Tensor,
+    statistics: Tensor,
+) -> Tensor:
+    width = x.shape[1]
+    y = x.new_empty(rows, width)
+    _norm_relu_apply[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _COLUMNS))](
+        x, of_location, chosen, y, weight, bias, *statistics, rows, _count(chosen),
+        width, _ROWS, _COLUMNS, chosen is not None, num_warps=4,
+    )  # fmt: skip
+    return y
+
+
+def _collect_gradient(
+    x: Tensor,
+    of_location: Tensor | None,
+    chosen: Tensor | None,
+    dy: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    statistics: Tensor,
+) -> Tensor:
+    """Returns (2, width) the gradients of bias and weight."""
+    (rows, width), launch = dy.shape, COLLECT_GRADIENT
+    programs, blocks = shared_grid(rows, width, launch["rows"], launch["columns"], x.device)
+    parts = torch.empty((programs, 2, width), device=x.device)
+    _norm_relu_collect_gradient[(programs, blocks)](
+        x, of_location, chosen, dy, weight, bias, *statistics, parts, rows, _count(chosen), width,
+        launch["rows"], launch["columns"], chosen is not None, launch["stages"], num_warps=launch["warps"],
+    )  # fmt: skip
+    return add_up(parts)
+
+
+def _count(chosen: Tensor | None) -> int:
+    """Returns how many rows a sample has."""
+    return 1 if chosen is None else chosen.shape[1]
+
+
 class _NormRelu(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -168,38 +313,53 @@ class _NormRelu(torch.autograd.Function):
         norm: torch.nn.BatchNorm1d,
     ) -> Tensor:
         x = x.contiguous()
-        rows, width = x.shape
-        programs, blocks = shared_grid(rows, width, _ROWS, _COLUMNS, x.device)
-        sums = torch.empty((programs, 2, width), device=x.device)
-        has_bias = layer_bias is not None
-        _norm_relu_collect[(programs, blocks)](
-            x, norm.running_mean, layer_bias, sums, rows, width, _ROWS, _COLUMNS, has_bias, num_warps=4
-        )
-        mean, inverse = torch.empty((2, width), device=x.device)
-        _norm_relu_statistics[(triton.cdiv(width, 32),)](
-            sums, norm.running_mean, norm.running_var, layer_bias, norm.num_batches_tracked, mean, inverse,
-            programs, rows, norm.momentum, norm.eps, width, 128, 32, has_bias, num_warps=8,
-        )  # fmt: skip
-        y = torch.empty_like(x)
-        _norm_relu_apply[(triton.cdiv(rows, _ROWS), blocks)](
-            x, y, weight, bias, mean, inverse, rows, width, _ROWS, _COLUMNS, num_warps=4
-        )
-        ctx.save_for_backward(x, weight, bias, mean, inverse)
-        return y
+        statistics = _statistics(x, None, None, len(x), layer_bias, norm)
+        ctx.save_for_backward(x, weight, bias, statistics)
+        return _apply(x, None, None, len(x), weight, bias, statistics)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, inverse = ctx.saved_tensors
+        x, weight, bias, statistics = ctx.saved_tensors
         dy = dy.contiguous()
         rows, width = x.shape
-        programs, blocks = shared_grid(rows, width, _ROWS, _COLUMNS, x.device)
-        parts = torch.empty((programs, 2, width), device=x.device)
-        _norm_relu_collect_gradient[(programs, blocks)](
-            x, dy, weight, bias, mean, inverse, parts, rows, width, _ROWS, _COLUMNS, num_warps=4
-        )
-        sums = add_up(parts)
+        sums = _collect_gradient(x, None, None, dy, weight, bias, statistics)
         dx = torch.empty_like(x)
-        _norm_relu_apply_gradient[(triton.cdiv(rows, _ROWS), blocks)](
-            x, dy, weight, bias, mean, inverse, sums, dx, rows, width, _ROWS, _COLUMNS, num_warps=4
+        _norm_relu_apply_gradient[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _COLUMNS))](
+            x, dy, weight, bias, *statistics, sums, dx, rows, width, _ROWS, _COLUMNS, num_warps=4
         )
         return dx, sums[1], sums[0], None, None
+
+
+class _SumNormRelu(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        of_sample: Tensor,
+        of_location: Tensor,
+        chosen: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        norm: torch.nn.BatchNorm1d,
+    ) -> Tensor:
+        of_sample, of_location, chosen = (given.contiguous() for given in (of_sample, of_location, chosen))
+        statistics = _statistics(of_sample, of_location, chosen, chosen.numel(), None, norm)
+        ctx.save_for_backward(of_sample, of_location, chosen, weight, bias, statistics)
+        return _apply(of_sample, of_location, chosen, chosen.numel(), weight, bias, statistics)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        of_sample, of_location, chosen, weight, bias, statistics = ctx.saved_tensors
+        dy = dy.contiguous()
+        sums = _collect_gradient(of_sample, of_location, chosen, dy, weight, bias, statistics)
+        (samples, count), (locations, width) = chosen.shape, of_location.shape
+        stands = torch.arange(count, device=chosen.device).expand_as(chosen)
+        places = torch.full((samples, locations), count, device=chosen.device).scatter_(1, chosen, stands)
+        tile, block = SHARE["rows"], SHARE["columns"]
+        programs = triton.cdiv(samples, tile)
+        parts = torch.empty((programs, locations, width), device=chosen.device)
+        dof_sample = torch.empty_like(of_sample)
+        _sum_norm_relu_share_gradient[(programs, triton.cdiv(width, block))](
+            of_sample, of_location, places, dy, weight, bias, *statistics, sums, dof_sample, parts, samples,
+            count, locations, width, tile, block, SHARE["stages"], num_warps=SHARE["warps"],
+        )  # fmt: skip
+        return dof_sample, add_up(parts, of_location.dtype), None, sums[1], sums[0], None

@@ -5,9 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.launching import cells
+from stam.kernels.launching import cells, padded
 
-# rows and columns of a tile, warps that share it; `benchmarks/kernels.py` tries others
+# most rows and least columns of a tile, warps that share it; `benchmarks/kernels.py` tries others
 LAUNCH = {"rows": 512, "columns": 8, "warps": 8}
 
 
@@ -24,7 +24,8 @@ def _add_up(parts, result, rows, width: tl.constexpr, tile: tl.constexpr, block:
 def add_up(parts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Returns the sum of single-precision parts (programs, ...)."""
     result = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
-    width, tile, block = result.numel(), LAUNCH["rows"], LAUNCH["columns"]
+    width, tile = result.numel(), min(LAUNCH["rows"], padded(len(parts)))
+    block = LAUNCH["columns"] * (LAUNCH["rows"] // tile)  # as many numbers in a tile, however few the rows
     _add_up[(triton.cdiv(width, block),)](
         parts, result, len(parts), width, tile, block, num_warps=LAUNCH["warps"]
     )
