@@ -150,7 +150,7 @@ def padded_believe(agent: stam.Agent, memories: list[Memory]) -> Tensor:
         query, key, value = attention._heads(attention.qkv(block.norm1(x)), 3)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         x = x + attention.proj(mixed.transpose(1, 2).flatten(2))
-        x = x + block.mlp(block.norm2(x))
+        x = x + block.mlp.fc2(block.mlp.fc1.with_gelu(block.norm2(x)))
     return core.norm(x[:, : core.num_readout])
 
 

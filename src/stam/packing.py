@@ -35,7 +35,7 @@ class Linear(nn.Linear):
         packed = self.packed
         if packed is not None:
             return self._multiply(x, packed, "gelu")
-        if kernels.usable(x):
+        if kernels.usable(x) and not torch.is_grad_enabled():
             from stam.kernels.gelu import linear_gelu
 
             return linear_gelu(x, self.weight, self.bias)

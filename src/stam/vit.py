@@ -82,21 +82,24 @@ class Stream:
 
     Attributes:
         tokens: What has been summed so far.
-        inputs: What the branch's last layer is to be applied to; none where there is nothing to add.
-        layer: That layer.
+        inputs: What the branch's last layers are to be applied to; none where there is nothing to add.
+        layers: Those layers: one, or two with GELU in between.
         scale: Factor of the branch for each sample (drop-path).
     """
 
     tokens: Float[Tensor, "batch tokens width"]
-    inputs: Float[Tensor, "batch tokens hidden"] | None = None
-    layer: Linear | None = None
+    inputs: Float[Tensor, "batch tokens features"] | None = None
+    layers: tuple[Linear, ...] = ()
     scale: Float[Tensor, "batch 1 1"] | None = None
 
     def total(self) -> Float[Tensor, "batch tokens width"]:
         """Returns the sum."""
-        if self.inputs is None or self.layer is None:
+        if self.inputs is None:
             return self.tokens
-        branch = self.layer(self.inputs)
+        hidden, (*first, last) = self.inputs, self.layers
+        for layer in first:
+            hidden = layer.with_gelu(hidden)
+        branch = last(hidden)
         return self.tokens + (branch if self.scale is None else branch * self.scale)
 
     def settle(self, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
@@ -106,23 +109,28 @@ class Stream:
             return total, norm(total)
         from stam.kernels import residual
 
-        if self.inputs is None or self.layer is None:
+        if self.inputs is None:
             return residual.norm(self.tokens, norm.weight, norm.bias, norm.eps)
-        layer, scaled = (self.layer.weight, self.layer.bias), (norm.weight, norm.bias)
-        return residual.linear_add_norm(self.tokens, self.inputs, layer, self.scale, scaled, norm.eps)
+        inputs, layers = self.inputs, self.layers
+        if len(layers) > 1 and not torch.is_grad_enabled():
+            inputs, layers = layers[0].with_gelu(inputs), layers[1:]
+        weights = tuple((layer.weight, layer.bias) for layer in layers)
+        scaled = (norm.weight, norm.bias)
+        return residual.linear_add_norm(self.tokens, inputs, weights, self.scale, scaled, norm.eps)
 
 
 class Mlp(nn.Module):
-    """The two-layer MLP of a block; its second layer is left to the residual sum that follows."""
+    """The two layers of a block's MLP; they are left to the residual sum that follows."""
 
     def __init__(self, width: int, hidden_width: int) -> None:
         super().__init__()
         self.fc1 = Linear(width, hidden_width)
         self.fc2 = Linear(hidden_width, width)
 
-    def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens hidden"]:
-        """Applies FC-GELU."""
-        return self.fc1.with_gelu(x)
+    @property
+    def layers(self) -> tuple[Linear, Linear]:
+        """Both, with GELU to come in between."""
+        return self.fc1, self.fc2
 
 
 class Block(nn.Module):
@@ -145,8 +153,8 @@ class Block(nn.Module):
         scales = (None, None) if drop_masks is None else drop_masks.unbind()
         x, normed = stream.settle(self.norm1)
         attended = self.attn(normed, num_queries)
-        x, normed = Stream(x[:, :num_queries], attended, self.attn.proj, scales[0]).settle(self.norm2)
-        return Stream(x, self.mlp(normed), self.mlp.fc2, scales[1])
+        x, normed = Stream(x[:, :num_queries], attended, (self.attn.proj,), scales[0]).settle(self.norm2)
+        return Stream(x, normed, self.mlp.layers, scales[1])
 
 
 class VisionTransformer(nn.Module):

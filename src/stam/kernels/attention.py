@@ -5,6 +5,7 @@ they pad short ones, keep statistics for a second pass, and want queries, keys a
 they are read from the projection as it lies, and their gradients are written so.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stam.kernels.aside import aside, matrix_gradient
 from stam.kernels.launching import in_half
 from stam.kernels.sums import add_up
 
@@ -109,8 +111,10 @@ class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, qkv = ctx.saved_tensors
-        dqkv, dbias = attention_backward(qkv, dout.contiguous(), ctx.num_heads)
-        return (dqkv @ weight).view_as(x), dqkv.t() @ x.flatten(0, 1), dbias, None
+        dqkv, parts = attention_backward(qkv, dout.contiguous(), ctx.num_heads)
+        dweight = aside(matrix_gradient, dqkv, x.flatten(0, 1))
+        dbias = aside(partial(add_up, dtype=weight.dtype), parts)
+        return (dqkv @ weight).view_as(x), dweight, dbias, None
 
 
 def attention(qkv: Tensor, batch: int, num_heads: int) -> Tensor:
@@ -125,7 +129,10 @@ def attention(qkv: Tensor, batch: int, num_heads: int) -> Tensor:
 
 
 def attention_backward(qkv: Tensor, dout: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-    """Returns the gradient of the projected rows, laid out like them, and its sum over the rows."""
+    """Returns the gradient of the projected rows, laid out like them, and its sums over rows in parts.
+
+    The parts, one a sample, are to be added up.
+    """
     batch, tokens, width = dout.shape
     dqkv, block = torch.empty_like(qkv), _block(tokens)
     sums = torch.empty((batch, 3 * width), device=qkv.device)
@@ -133,7 +140,7 @@ def attention_backward(qkv: Tensor, dout: Tensor, num_heads: int) -> tuple[Tenso
     _attention_backward[(batch * num_heads,)](
         qkv, dout, dqkv, sums, tokens, head**-0.5, num_heads, head, block, num_warps=WARPS["backward"][block]
     )
-    return dqkv, add_up(sums, qkv.dtype)
+    return dqkv, sums
 
 
 def _block(tokens: int) -> int:

@@ -7,7 +7,6 @@ times a polynomial of x^2, fitted at Chebyshev's points: right to 3e-6, its slop
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +14,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.launching import cells, in_half, shared_grid
-from stam.kernels.sums import add_up
+from stam import ideas
+from stam.kernels.launching import cells, in_half, of_column, shared_grid
 
 _EDGE, _DEGREE = 5.0, 12
 # rows and columns of a tile, warps that share it, loads ahead; `benchmarks/kernels.py` tries others
 FORWARD = {"rows": 16, "columns": 256, "warps": 4}
 BACKWARD = {"rows": 4, "columns": 256, "warps": 8, "stages": 3}
+# and, where a product is part of it, columns multiplied at once and most registers of a thread: with 128,
+# a second program fits beside the first, and multiplies while that one reads and writes
+LINEAR = {"rows": 128, "columns": 128, "depth": 64, "warps": 8, "stages": 3, "registers": 128}
+PRODUCT = {"rows": 128, "columns": 128, "depth": 64, "warps": 8, "stages": 3, "registers": 128}
 
 
 def _fit(even: Callable[[float], float]) -> list[float]:
@@ -78,30 +81,101 @@ def _gelu_backward(
     tl.store(sums + tl.program_id(0) * width + column, tl.sum(total, 0), mask=column < width)
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns GELU(W x + b) for rows (B, tokens, any).
+@triton.jit
+def _product(left, right, row, column, rows, inner, width, depth: tl.constexpr, across: tl.constexpr):
+    """Returns a tile of left right, or of left right' where `across`, in single precision."""
+    total = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
+    for start in range(0, inner, depth):
+        step = start + tl.arange(0, depth)
+        place, inside = cells(row, step, rows, inner)
+        one = tl.load(left + place, mask=inside, other=0.0)
+        place = column[None, :] * inner + step[:, None] if across else step[:, None] * width + column[None, :]
+        inside = (step[:, None] < inner) & (column[None, :] < width)
+        total = tl.dot(one, tl.load(right + place, mask=inside, other=0.0), total)
+    return total
 
-    Where nothing is to be learned, nobody needs what GELU is applied to, and the matrix product applies it
-    before writing; by tanh, which differs from erf by 5e-4 at most, less than half precision rounds.
+
+@triton.jit(do_not_specialize=["rows"])
+def _linear_gelu(
+    x, weight, bias, before, y, rows, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12,
+    inner: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    # programs that read the same rows follow one another
+    blocks = tl.cdiv(width, block)
+    row = tl.program_id(0) // blocks * tile + tl.arange(0, tile)
+    column = tl.program_id(0) % blocks * block + tl.arange(0, block)
+    total = _product(x, weight, row, column, rows, inner, width, depth, True)
+    total += of_column(bias, column, width).to(tl.float32)[None, :]
+    place, inside = cells(row, column, rows, width)
+    rounded = total.to(before.dtype.element_ty)
+    tl.store(before + place, rounded, mask=inside)
+    given = rounded.to(tl.float32)
+    result = given * _half_plus_odd(given, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12)
+    tl.store(y + place, result.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product_gelu_backward(
+    dy, weight, before, dbefore, sums, rows, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12,
+    inner: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(width, block)
+    row = tl.program_id(0) // blocks * tile + tl.arange(0, tile)
+    column = tl.program_id(0) % blocks * block + tl.arange(0, block)
+    total = _product(dy, weight, row, column, rows, inner, width, depth, False)
+    place, inside = cells(row, column, rows, width)
+    slope = tl.load(before + place, mask=inside, other=0.0).to(tl.float32)
+    slope = _half_plus_odd(slope, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12)
+    rounded = (total * slope).to(dbefore.dtype.element_ty)
+    tl.store(dbefore + place, rounded, mask=inside)
+    place = sums + tl.program_id(0) // blocks * width + column
+    tl.store(place, tl.sum(rounded.to(tl.float32), 0), mask=column < width)  # beyond the last row are zeros
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Returns GELU(W x + b) for rows (B, tokens, any), where nothing is to be learned.
+
+    Nobody needs what GELU is applied to, and the matrix product applies it before writing; by tanh, which
+    differs from erf by 5e-4 at most, less than half precision rounds.
     """
     x, weight, bias = in_half(x, weight, bias)
-    if torch.is_grad_enabled():
-        return _LinearGelu.apply(x, weight, bias)
     return torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True).view(*x.shape[:2], -1)
 
 
-class _LinearGelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        before = torch.addmm(bias, x.flatten(0, 1), weight.t())
-        ctx.save_for_backward(x, weight, before)
-        return gelu(before).view(*x.shape[:2], -1)
+def linear_gelu_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns W x + b of rows (rows, any), and GELU of it."""
+    if not ideas.on("gelu"):
+        before = torch.addmm(bias, x, weight.t())
+        return before, gelu(before)
+    x = x.contiguous()
+    (rows, inner), width = x.shape, weight.shape[0]
+    before, y = x.new_empty(2, rows, width)
+    tile, block = LINEAR["rows"], LINEAR["columns"]
+    _linear_gelu[(triton.cdiv(rows, tile) * triton.cdiv(width, block),)](
+        x, weight, bias, before, y, rows, *_CUMULATIVE, inner, width, tile, block, LINEAR["depth"],
+        num_warps=LINEAR["warps"], num_stages=LINEAR["stages"], maxnreg=LINEAR["registers"],
+    )  # fmt: skip
+    return before, y
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, weight, before = ctx.saved_tensors
-        dbefore, dbias = gelu_backward(before, dy.flatten(0, 1))
-        return (dbefore @ weight).view_as(x), dbefore.t() @ x.flatten(0, 1), dbias
+
+def product_gelu_backward(dy: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the gradient of `before`, where that of W GELU(before) is (rows, any), and its sums in parts.
+
+    The parts, (programs, width), are to be added up.
+    """
+    if not ideas.on("gelu"):
+        return gelu_backward(before, dy @ weight)
+    rows, width = before.shape
+    tile, block = PRODUCT["rows"], PRODUCT["columns"]
+    programs = triton.cdiv(rows, tile)
+    dbefore = torch.empty_like(before)
+    sums = torch.empty((programs, width), device=dy.device)
+    _product_gelu_backward[(programs * triton.cdiv(width, block),)](
+        dy, weight, before, dbefore, sums, rows, *_SLOPE, weight.shape[0], width, tile, block,
+        PRODUCT["depth"], num_warps=PRODUCT["warps"], num_stages=PRODUCT["stages"],
+        maxnreg=PRODUCT["registers"],
+    )  # fmt: skip
+    return dbefore, sums
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -116,7 +190,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gradient of (rows, width), and its sum over the rows."""
+    """Returns the gradient of (rows, width), and its sum over the rows in parts (programs, width)."""
     rows, width = x.shape
     tile, block = BACKWARD["rows"], BACKWARD["columns"]
     programs, blocks = shared_grid(rows, width, tile, block, x.device)
@@ -126,4 +200,4 @@ def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
         x, dy.contiguous(), dx, sums, rows, *_SLOPE, width, tile, block, BACKWARD["stages"],
         num_warps=BACKWARD["warps"],
     )  # fmt: skip
-    return dx, add_up(sums, x.dtype)
+    return dx, sums

@@ -1,5 +1,6 @@
-"""A linear layer, the residual sum it is added to, and the layer norm of that sum."""
+"""A linear layer or an MLP, the residual sum it is added to, and the layer norm of that sum."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -7,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stam.kernels.aside import aside, matrix_gradient
+from stam.kernels.gelu import linear_gelu_forward, product_gelu_backward
 from stam.kernels.launching import cells, in_half, num_programs, of_column, padded
 from stam.kernels.sums import add_up
 
@@ -33,13 +36,13 @@ def _add_norm(
 ):  # fmt: skip
     row, column = tl.program_id(0) * tile + tl.arange(0, tile), tl.arange(0, block)
     place, inside = cells(row, column, rows, width)
-    values = tl.load(x + place, mask=inside, other=0.0)
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     if has_branch:
         added = tl.load(branch + place, mask=inside, other=0.0).to(tl.float32)
         if has_scale:
             added *= tl.load(scale + row // tokens, mask=row < rows, other=0.0)[:, None]
         values += added
-        tl.store(total + place, values, mask=inside)
+        tl.store(total + place, values.to(total.dtype.element_ty), mask=inside)
     standard, _ = _standardise(values, inside, width, eps)
     factor = of_column(weight, column, width)
     offset = of_column(bias, column, width)
@@ -61,7 +64,7 @@ def _add_norm_backward(
     for start in tl.range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile, num_stages=stages):
         row = start + tl.arange(0, tile)
         place, inside = cells(row, column, rows, width)
-        values = tl.load(total + place, mask=inside, other=0.0)
+        values = tl.load(total + place, mask=inside, other=0.0).to(tl.float32)
         given = tl.load(dnormed + place, mask=inside, other=0.0).to(tl.float32)
         standard, inverse = _standardise(values, inside, width, eps)
         dweight += given * standard
@@ -71,9 +74,9 @@ def _add_norm_backward(
         mean = tl.sum(given, 1) / width
         gradient = (given - standard * along[:, None] - mean[:, None]) * inverse[:, None]
         if has_dtotal:
-            gradient += tl.load(dtotal + place, mask=inside, other=0.0)
+            gradient += tl.load(dtotal + place, mask=inside, other=0.0).to(tl.float32)
         gradient = tl.where(inside, gradient, 0.0)
-        tl.store(dx + place, gradient, mask=inside)
+        tl.store(dx + place, gradient.to(dx.dtype.element_ty), mask=inside)
         if has_branch:
             if has_scale:
                 gradient *= tl.load(scale + row // tokens, mask=row < rows, other=0.0)[:, None]
@@ -87,32 +90,34 @@ def _add_norm_backward(
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns single-precision rows (B, tokens, width) as they are, and their layer norm in half precision.
+    """Returns rows of the residual stream (B, tokens, width) as they are, and their layer norm in half.
 
     Going on with the first lets both gradients be summed in one pass.
     """
-    return _AddAndNorm.apply(x, None, None, None, None, weight, bias, eps)
+    return _AddAndNorm.apply(x, None, None, None, None, None, None, weight, bias, eps)
 
 
 def linear_add_norm(
     x: Tensor,
     inputs: Tensor,
-    layer: tuple[Tensor, Tensor],
+    layers: tuple[tuple[Tensor, Tensor], ...],
     scale: Tensor | None,
     norm: tuple[Tensor, Tensor],
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Returns x + scale (W inputs + b), in single precision, and its layer norm, in half.
+    """Returns x + scale (W inputs + b) and its layer norm, in half precision.
 
     Args:
-        x: (B, tokens, width).
+        x: (B, tokens, width), of the residual stream.
         inputs: (B, tokens, any).
-        layer: W and b.
+        layers: W and b; before them those of another layer with GELU, where the branch is an MLP.
         scale: One number a sample, with as many dimensions as `x`.
         norm: Weight and bias of the layer norm.
         eps: Of the layer norm.
     """
-    return _AddAndNorm.apply(x, *in_half(inputs, *layer), scale, *norm, eps)
+    first = in_half(*layers[0]) if len(layers) > 1 else (None, None)
+    (half,) = in_half(inputs)
+    return _AddAndNorm.apply(x, half, *first, *in_half(*layers[-1]), scale, *norm, eps)
 
 
 class _AddAndNorm(torch.autograd.Function):
@@ -121,6 +126,8 @@ class _AddAndNorm(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         inputs: Tensor | None,
+        first: Tensor | None,
+        first_bias: Tensor | None,
         matrix: Tensor | None,
         layer_bias: Tensor | None,
         scale: Tensor | None,
@@ -128,33 +135,51 @@ class _AddAndNorm(torch.autograd.Function):
         bias: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        branch = None
+        branch = hidden = before = None
         if inputs is not None and matrix is not None and layer_bias is not None:
-            inputs = inputs.flatten(0, 1)
-            branch = torch.addmm(layer_bias, inputs, matrix.t())
+            inputs = hidden = inputs.flatten(0, 1)
+            if first is not None and first_bias is not None:
+                before, hidden = linear_gelu_forward(inputs, first, first_bias)
+            branch = torch.addmm(layer_bias, hidden, matrix.t())
         total, normed = add_norm(x.contiguous(), branch, scale, weight, bias, eps)
-        ctx.save_for_backward(total, inputs, matrix, scale, weight)
+        ctx.save_for_backward(total, inputs, first, before, hidden, matrix, scale, weight)
         ctx.eps = eps
         ctx.set_materialize_grads(False)
         return total, normed
 
     @staticmethod
     def backward(ctx: Any, dtotal: Tensor | None, dnormed: Tensor) -> tuple[Tensor | None, ...]:
-        total, inputs, matrix, scale, weight = ctx.saved_tensors
+        total, inputs, first, before, hidden, matrix, scale, weight = ctx.saved_tensors
         dtotal = None if dtotal is None else dtotal.contiguous()
-        dx, dbranch, (dweight, dbias, dlayer_bias) = add_norm_backward(
+        dx, dbranch, parts = add_norm_backward(
             total, scale, weight, dtotal, dnormed.contiguous(), ctx.eps, inputs is not None
         )
+        dweight, dbias, dlayer_bias = aside(_column_gradients, parts, dnormed)
         if dbranch is None:
-            return dx, None, None, None, None, dweight, dbias, None
-        dinputs = (dbranch @ matrix).view(*total.shape[:2], -1)
-        return dx, dinputs, dbranch.t() @ inputs, dlayer_bias.to(matrix.dtype), None, dweight, dbias, None
+            return dx, None, None, None, None, None, None, dweight, dbias, None
+        dfirst = dfirst_bias = None
+        if first is None:
+            dinputs = dbranch @ matrix
+        else:
+            dbefore, parts = product_gelu_backward(dbranch, matrix, before)
+            dinputs = dbefore @ first
+            dfirst = aside(matrix_gradient, dbefore, inputs)
+            dfirst_bias = aside(partial(add_up, dtype=first.dtype), parts)
+        dmatrix = aside(matrix_gradient, dbranch, hidden)
+        dinputs = dinputs.view(*total.shape[:2], -1)
+        return dx, dinputs, dfirst, dfirst_bias, dmatrix, dlayer_bias, None, dweight, dbias, None
+
+
+def _column_gradients(parts: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of weight and bias of the norm, and of the layer's bias in half precision."""
+    dweight, dbias, dlayer_bias = add_up(parts)
+    return dweight, dbias, dlayer_bias.to(like.dtype)
 
 
 def add_norm(
     x: Tensor, branch: Tensor | None, scale: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns x + scale branch and its layer norm; the branch is in half precision, (B tokens, width)."""
+    """Returns x + scale branch, as precise as x, and its layer norm; branch is in half, (B tokens, width)."""
     tokens, width = x.shape[1:]
     rows, block = x.shape[0] * tokens, padded(width)
     tile = FORWARD["rows"]
@@ -177,7 +202,10 @@ def add_norm_backward(
     eps: float,
     has_branch: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Returns the gradients of x and the branch, and (3, width) those of weight, bias and branch's bias."""
+    """Returns the gradients of x and the branch, and those of weight, bias and branch's bias in parts.
+
+    The parts, (programs, 3, width), are to be added up.
+    """
     tokens, width = total.shape[1:]
     rows, block = total.shape[0] * tokens, padded(width)
     tile = BACKWARD["rows"]
@@ -189,4 +217,4 @@ def add_norm_backward(
         total, scale, weight, dtotal, dnormed, dx, dbranch, sums, rows, tokens, eps, width, block, tile,
         dtotal is not None, has_branch, scale is not None, BACKWARD["stages"], num_warps=BACKWARD["warps"],
     )  # fmt: skip
-    return dx, dbranch, add_up(sums)
+    return dx, dbranch, sums
