@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stam import kernels
+from stam import ideas, kernels
 from stam.lookup import look_up
 from stam.packing import Linear
 from stam.shapes import Float, Int
@@ -228,13 +228,26 @@ class VisionTransformer(nn.Module):
         drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
     ) -> Float[Tensor, "batch readout width"]:
         """Encodes patches and returns the normalised features of the read-out tokens."""
-        x = torch.cat((self._readout_tokens(patches.shape[0]), self.embed(patches, positions)), dim=1)
-        stream = Stream(x)
+        stream = Stream(self._tokens(patches, positions))
         last = len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
             masks = None if drop_masks is None else drop_masks[index]
             stream = block(stream, masks, num_queries=self.num_readout if index == last else None)
-        return self.norm(stream.total())
+        return stream.settle(self.norm)[1] if ideas.on("readout") else self.norm(stream.total())
+
+    def _tokens(self, patches: Tensor, positions: Tensor) -> Float[Tensor, "batch tokens width"]:
+        """Returns what the transformer starts from; a GPU goes on in half precision, if it computes in it."""
+        in_half = kernels.usable(patches)
+        dtype = torch.get_autocast_dtype("cuda") if in_half and ideas.on("stream") else torch.float32
+        if in_half and ideas.on("embed"):
+            from stam.kernels.embedding import embed
+
+            readout = self._readout_tokens(1)[0]
+            layer = self.patch_embed.proj
+            table = torch.cat((readout, self.pos_embed[0, self.num_readout :] + layer.bias))
+            return embed(patches, layer.weight, table, positions, self.num_readout, dtype)
+        x = torch.cat((self._readout_tokens(patches.shape[0]), self.embed(patches, positions)), dim=1)
+        return x.to(dtype) if in_half else x
 
     def embed(
         self, patches: Float[Tensor, "batch tokens pixels"], positions: Int[Tensor, "batch tokens"]

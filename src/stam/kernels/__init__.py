@@ -2,8 +2,8 @@
 
 Every function here is a linear layer with what follows it, or a normalisation, and has its own gradient:
 what is read once is used for everything that needs it, sums over the rows for biases among it. They take and
-give half precision, with the residual stream in single. Triton comes with torch's GPU builds; without it, or
-without autocast to half precision, `usable` says no and the plain operations run.
+give half precision, the residual stream too, and compute in single. Triton comes with torch's GPU builds;
+without it, or without autocast to half precision, `usable` says no and the plain operations run.
 """
 
 import importlib.util

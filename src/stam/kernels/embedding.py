@@ -1,0 +1,125 @@
+"""The tokens a transformer starts from: patches through a linear layer, each with the row of a table added.
+
+The first tokens, which are read out in the end, are rows of that table alone.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stam.kernels.aside import aside, matrix_gradient
+from stam.kernels.launching import cells, in_half, padded
+from stam.kernels.sums import add_up
+
+# rows in a tile and warps that share it; and into how many parts the samples are cut; not tuned yet
+FORWARD = {"rows": 4, "warps": 2}
+BACKWARD = {"rows": 8, "warps": 4, "parts": 8}
+
+
+@triton.jit(do_not_specialize=["rows", "patches"])
+def _assemble(
+    product, table, positions, result, rows, patches,
+    readout: tl.constexpr, width: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    row, column = tl.program_id(0) * tile + tl.arange(0, tile), tl.arange(0, block)
+    place, inside = cells(row, column, rows, width)
+    sample, token = row // (readout + patches), row % (readout + patches)
+    is_patch = (token >= readout) & (row < rows)
+    patch = sample * patches + token - readout
+    entry = tl.load(positions + patch, mask=is_patch, other=0)
+    entry = tl.where(is_patch, entry + readout, token)
+    values = tl.load(table + entry[:, None] * width + column[None, :], mask=inside, other=0.0)
+    source = patch[:, None].to(tl.int64) * width + column[None, :]
+    values += tl.load(product + source, mask=inside & is_patch[:, None], other=0.0).to(tl.float32)
+    tl.store(result + place, values.to(result.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["samples", "patches"])
+def _assemble_backward(
+    dresult, stands, dproduct, sums, samples, patches, readout: tl.constexpr, entries: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """Adds up the gradient of one row of the table, over some of the samples.
+
+    `stands` says where a position is among a sample's patches: at `patches` if it is not. Every token has one
+    row, and so is read once: with it, the gradient of the product is written.
+    """
+    entry, column = tl.program_id(0), tl.arange(0, block)
+    total = tl.zeros((tile, block), tl.float32)
+    for start in range(tl.program_id(1) * tile, samples, tl.num_programs(1) * tile):
+        sample = start + tl.arange(0, tile)
+        real = sample < samples
+        if entry < readout:
+            patch = tl.zeros((tile,), tl.int64) + entry - readout
+        else:
+            place = stands + sample * (entries - readout) + entry - readout
+            patch = tl.load(place, mask=real, other=patches)
+        there = (real & (patch < patches))[:, None] & (column[None, :] < width)
+        row = sample.to(tl.int64) * (readout + patches) + readout + patch
+        given = tl.load(dresult + row[:, None] * width + column[None, :], mask=there, other=0.0)
+        total += given.to(tl.float32)
+        row = sample.to(tl.int64) * patches + patch
+        goal = dproduct + row[:, None] * width + column[None, :]
+        tl.store(goal, given.to(dproduct.dtype.element_ty), mask=there & (patch >= 0)[:, None])
+    place = sums + (tl.program_id(1) * entries + entry) * width + column
+    tl.store(place, tl.sum(total, 0), mask=column < width)
+
+
+def embed(
+    patches: Tensor, weight: Tensor, table: Tensor, positions: Tensor, readout: int, dtype: torch.dtype
+) -> Tensor:
+    """Returns tokens (B, R + P, width): R rows of the table, then W patch + the row of its position.
+
+    Args:
+        patches: (B, P, pixels).
+        weight: (width, ...), as many as pixels.
+        table: The R rows, then one for each position, (R + positions, width), in single precision.
+        positions: (B, P), none twice in a row.
+        readout: R.
+        dtype: Of the tokens.
+    """
+    return _Embed.apply(*in_half(patches, weight), table, positions, readout, dtype)
+
+
+class _Embed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        patches: Tensor,
+        weight: Tensor,
+        table: Tensor,
+        positions: Tensor,
+        readout: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        product = patches.flatten(0, 1) @ weight.flatten(1).t()
+        ctx.save_for_backward(patches, weight, positions)
+        ctx.readout, ctx.entries = readout, len(table)
+        (batch, count), width = positions.shape, table.shape[1]
+        rows, tile = batch * (readout + count), FORWARD["rows"]
+        tokens = torch.empty((batch, readout + count, width), dtype=dtype, device=table.device)
+        _assemble[(triton.cdiv(rows, tile),)](
+            product, table.contiguous(), positions.contiguous(), tokens, rows, count,
+            readout, width, padded(width), tile, num_warps=FORWARD["warps"],
+        )  # fmt: skip
+        return tokens
+
+    @staticmethod
+    def backward(ctx: Any, dtokens: Tensor) -> tuple[Tensor | None, ...]:
+        patches, weight, positions = ctx.saved_tensors
+        (batch, count), width, entries = positions.shape, dtokens.shape[2], ctx.entries
+        numbers = torch.arange(count, device=positions.device).expand_as(positions)
+        stands = torch.full((batch, entries - ctx.readout), count, device=positions.device)
+        stands.scatter_(1, positions, numbers)
+        parts, tile = min(BACKWARD["parts"], triton.cdiv(batch, BACKWARD["rows"])), BACKWARD["rows"]
+        sums = torch.empty((parts, entries, width), device=dtokens.device)
+        dproduct = torch.empty((batch * count, width), dtype=weight.dtype, device=weight.device)
+        _assemble_backward[(entries, parts)](
+            dtokens.contiguous(), stands, dproduct, sums, batch, count, ctx.readout, entries,
+            width, padded(width), tile, num_warps=BACKWARD["warps"],
+        )  # fmt: skip
+        dweight = aside(matrix_gradient, dproduct, patches.flatten(0, 1)).view_as(weight)
+        return None, dweight, add_up(sums), None, None, None
