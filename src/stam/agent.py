@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stam import episode, ideas, kernels
+from stam import episode, kernels
 from stam.config import AgentConfig
 from stam.episode import Belief, Trace
 from stam.errors import StamError
 from stam.grid import Grid
+from stam.kernels import ideas
 from stam.live import Session
 from stam.lookup import look_up
 from stam.packing import Linear, PackedWeights

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from stam.agent import Agent
 from stam.episode import Trace
+from stam.kernels import ideas
 from stam.policy import Policy
 
 
@@ -79,6 +80,7 @@ class RecordedFunction:
         if self._generator is not None:
             graph.register_generator_state(self._generator)
             state = self._generator.get_state()
+        _release_workspaces()
         # threads that pin memory for the next batch may go on
         with _no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             # Every glimpse needs larger blocks than the one before, and a recording cannot give memory back:
@@ -86,9 +88,21 @@ class RecordedFunction:
             whole = torch.empty(self._most_bytes, dtype=torch.uint8, device=self._inputs[0].device)
             del whole
             self._outputs = self._function(*self._inputs)
+        _release_workspaces()
         if self._generator is not None:
             self._generator.set_state(state)
         return graph
+
+
+def _release_workspaces() -> None:
+    """Lets cuBLAS forget where it keeps what it works with.
+
+    Made while recording, that lies in the recording's own memory, and all of it would be held after the
+    recording is gone.
+    """
+    release = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if release is not None and ideas.on("workspace"):
+        release()
 
 
 @contextmanager

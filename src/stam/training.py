@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stam import ideas, kernels
+from stam import kernels
 from stam.agent import Agent
 from stam.averaging import AveragedWeights
 from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, Subset, batches
 from stam.data.augment import Augment
 from stam.data.randomness import random_key, random_order
+from stam.kernels import ideas
 from stam.kernels.aside import gradients_aside
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
 from stam.objective import Objective, StepLosses, ValueNormaliser, training_episode

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stam import ideas, kernels
+from stam import kernels
+from stam.kernels import ideas
 from stam.lookup import look_up
 from stam.packing import Linear
 from stam.shapes import Float, Int
@@ -242,10 +243,10 @@ class VisionTransformer(nn.Module):
         if in_half and ideas.on("embed"):
             from stam.kernels.embedding import embed
 
-            readout = self._readout_tokens(1)[0]
-            layer = self.patch_embed.proj
-            table = torch.cat((readout, self.pos_embed[0, self.num_readout :] + layer.bias))
-            return embed(patches, layer.weight, table, positions, self.num_readout, dtype)
+            weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.get_parameter("bias")
+            of_positions = self.pos_embed[0, self.num_readout :] + bias
+            table = torch.cat((self._readout_tokens(1)[0], of_positions))
+            return embed(patches, weight, table, positions, self.num_readout, dtype)
         x = torch.cat((self._readout_tokens(patches.shape[0]), self.embed(patches, positions)), dim=1)
         return x.to(dtype) if in_half else x
 

@@ -1,7 +1,7 @@
-"""The gradients of weights on a second stream, beside the chain of gradients that all that follows waits for.
+"""A second stream of work on a GPU, beside the usual one: many launches of a step are too small to fill it.
 
-They are half of a backward's launches, and nobody asks for them before the optimiser: many are too small to
-fill a GPU alone.
+Gradients of weights are half of a backward's launches, and nobody asks for them before the optimiser; nor for
+the losses before the look-ahead is done.
 """
 
 from collections import deque
@@ -59,6 +59,23 @@ def gradients_aside(wanted: bool) -> Iterator[None]:
         usual = torch.cuda.current_stream()
         usual.wait_stream(_second_stream(usual.device))
         _pending = None
+
+
+@contextmanager
+def second_stream(wanted: bool) -> Iterator[Callable[[], None]]:
+    """Within it, work goes to the second stream, and so will its gradients.
+
+    It gives what is to be called before anything reads the results; until then, what the work reads has to
+    live.
+    """
+    if not wanted:
+        yield lambda: None
+        return
+    usual = torch.cuda.current_stream()
+    second = _second_stream(usual.device)
+    second.wait_stream(usual)
+    with torch.cuda.stream(second):
+        yield lambda: usual.wait_stream(second)
 
 
 @cache

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam import ideas
+from stam.kernels import ideas
 from stam.kernels.launching import cells, in_half, of_column, shared_grid
 
 _EDGE, _DEGREE = 5.0, 12
