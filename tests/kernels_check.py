@@ -6,6 +6,8 @@ import torch
 
 from stam import AgentConfig, kernels
 from stam.agent import Agent
+from stam.episode import Belief
+from stam.objective import distance_from
 
 BATCH = 24  # batch norm over few rows magnifies every rounding
 torch.set_autocast_dtype("cuda", torch.float32)  # what the kernels round to: nothing
@@ -31,6 +33,7 @@ for count in (1, 9):
     patches = agent.grid.patches(agent.grid.cut(torch.randn(BATCH, 3, 32, 32), locations))
     inputs = patches, agent.positions[locations].flatten(1), agent.sample_drop_path(BATCH)
     rest = torch.stack([torch.randperm(16)[: 16 - count] for _ in range(BATCH)])
+    log_q = (4 * torch.randn(BATCH, 5)).log_softmax(dim=1)
     found = []
     for one in (agent, fused):
         kernels.usable = lambda x, on=one is fused: on
@@ -41,7 +44,9 @@ for count in (1, 9):
         value = one.critic(features.flatten(1))
         (features.square().sum() + logits.square().sum() + value.square().sum()).backward()
         grads = {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
+        distance = distance_from(log_q, Belief(features.flatten(1), *one.core.classify(features)))
         results = {"features": features, "features, no gradient": unlearned, "logits": logits, "value": value}
+        results |= {"distance": distance}
         found.append(results | grads | dict(one.named_buffers()))
         one.zero_grad(set_to_none=True)
     for name, wanted in found[0].items():

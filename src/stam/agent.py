@@ -64,6 +64,16 @@ class RowNorm(nn.BatchNorm1d):
             return linear_norm_relu(rows, layer.weight, layer.bias, self)
         return F.relu(self(rows if layer is None else layer(rows)))
 
+    def then_relu_then(
+        self, rows: Float[Tensor, "rows inputs"], layer: nn.Linear, final: nn.Linear
+    ) -> Float[Tensor, " rows"]:
+        """Normalises what a layer makes of rows, rectifies, and ends with a layer of one output."""
+        if self.training and rows.shape[0] > 1 and kernels.usable(rows) and ideas.on("last"):
+            from stam.kernels.rows import linear_norm_relu_dot
+
+            return linear_norm_relu_dot(rows, (layer.weight, layer.bias), self, (final.weight, final.bias))
+        return final(self.then_relu(rows, layer)).squeeze(1)
+
     def of_sums_then_relu(
         self,
         of_sample: Float[Tensor, "batch features"],
@@ -96,8 +106,7 @@ class RowMlp(nn.Module):
     def finish_rectified(self, rows: Float[Tensor, "rows hidden"]) -> Float[Tensor, " rows"]:
         """Computes everything after the first FC-BN-ReLU."""
         rows = self.bn1.then_relu(rows, self.fc1)
-        rows = self.bn2.then_relu(rows, self.fc2)
-        return self.fc_final(rows).squeeze(1)
+        return self.bn2.then_relu_then(rows, self.fc2, self.fc_final)
 
 
 class Actor(RowMlp):

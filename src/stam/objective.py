@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stam import kernels
 from stam.agent import Agent
 from stam.config import require, require_choice
 from stam.distributed import global_mean
@@ -34,6 +35,17 @@ def kl_divergence(
 ) -> Float[Tensor, " batch"]:
     """Returns KL(p || q) = sum p (log p - log q); the first argument is the weighting one."""
     return (log_p.exp() * (log_p - log_q.clamp_min(_SMALLEST_LOG_PROBABILITY))).sum(dim=1)
+
+
+@torch.no_grad()
+def distance_from(log_q: Float[Tensor, "batch classes"], belief: Belief) -> Float[Tensor, " batch"]:
+    """Returns KL(p || q) of what an agent believes, as a number to compare with, not to learn from."""
+    if kernels.usable(log_q) and ideas.on("reward"):
+        from stam.kernels.losses import ensemble_divergence
+
+        logits = belief.class_logits, belief.distill_logits
+        return ensemble_divergence(*logits, log_q, _SMALLEST_LOG_PROBABILITY)
+    return kl_divergence(belief.log_probabilities(), log_q)
 
 
 def normalise_rewards(rewards: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
@@ -149,10 +161,10 @@ class Objective:
         assert step.decision is not None and step.decision.log_probability is not None
         k = step.num_glimpses - 1
         with torch.no_grad():
-            rewards = -kl_divergence(ahead.log_probabilities(), teacher_log_probabilities)
+            rewards = -distance_from(teacher_log_probabilities, ahead)
             gains = rewards
             if self.reward == "gain":
-                gains = rewards + kl_divergence(step.belief.log_probabilities(), teacher_log_probabilities)
+                gains = rewards + distance_from(teacher_log_probabilities, step.belief)
             targets = normalise_rewards(gains)
             if self.discount > 0 and step.num_glimpses + 1 < self.num_glimpses:  # a last state has no return
                 targets = targets + self.discount * values.denormalise(critic(ahead.state), k + 1)

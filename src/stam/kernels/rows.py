@@ -15,6 +15,7 @@ _ROWS, _COLUMNS = 16, 128
 # rows and columns of a tile, warps that share it, loads ahead; `benchmarks/kernels.py` tries others
 COLLECT = {"rows": 16, "columns": 128, "warps": 4, "stages": 3 if ideas.on("collect") else 1}
 COLLECT_GRADIENT = {"rows": 16, "columns": 128, "warps": 4, "stages": 3 if ideas.on("collect") else 1}
+DOT = {"rows": 16, "columns": 256, "warps": 4}
 SHARE = {"rows": 16, "columns": 128, "warps": 8, "stages": 2}
 
 
@@ -110,6 +111,27 @@ def _norm_relu_apply(
     tl.store(y + place, values.to(y.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def _norm_relu_dot(
+    x, y, weight, bias, mean, inverse, final, final_bias, rows,
+    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Multiplies each rectified row by the final layer's one, and writes nothing else."""
+    row = tl.program_id(0) * tile + tl.arange(0, tile)
+    total = tl.zeros((tile, block), tl.float32)
+    for start in range(0, width, block):
+        column = start + tl.arange(0, block)
+        place, inside = cells(row, column, rows, width)
+        factor = of_column(weight, column, width)
+        factor *= of_column(inverse, column, width)
+        offset = of_column(bias, column, width)
+        middle = of_column(mean, column, width)
+        values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        values = tl.maximum((values - middle[None, :]) * factor[None, :] + offset[None, :], 0.0)
+        total += values * of_column(final, column, width).to(tl.float32)[None, :]
+    tl.store(y + row, tl.sum(total, 1) + tl.load(final_bias).to(tl.float32), mask=row < rows)
+
+
 @triton.jit
 def _passed(values, given, weight, bias, mean, inverse):
     """Returns standardised rows, and the gradient of what ReLU let through."""
@@ -117,11 +139,25 @@ def _passed(values, given, weight, bias, mean, inverse):
     return standard, tl.where(standard * weight[None, :] + bias[None, :] > 0, given, 0.0)
 
 
+@triton.jit
+def _given(dy, final, row, column, rows, width, dotted: tl.constexpr):
+    """Returns the gradient of rectified rows: as it is, or of their product with the final layer."""
+    if dotted:
+        given = tl.load(dy + row, mask=row < rows, other=0.0)[:, None]
+        given *= of_column(final, column, width).to(tl.float32)[None, :]
+    else:
+        place, inside = cells(row, column, rows, width)
+        given = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+    return given
+
+
 @triton.jit(do_not_specialize=["rows", "count"])
 def _norm_relu_collect_gradient(
-    x, of_location, chosen, dy, weight, bias, mean, inverse, sums, rows, count,
-    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, summed: tl.constexpr, stages: tl.constexpr,
+    x, of_location, chosen, dy, final, weight, bias, mean, inverse, sums, rows, count,
+    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, summed: tl.constexpr, dotted: tl.constexpr,
+    stages: tl.constexpr,
 ):  # fmt: skip
+    """Sums the gradients of bias, weight and, where rows were multiplied by it, of the final layer."""
     column = tl.program_id(1) * block + tl.arange(0, block)
     factor = of_column(weight, column, width)
     offset = of_column(bias, column, width)
@@ -129,23 +165,28 @@ def _norm_relu_collect_gradient(
     spread = of_column(inverse, column, width)
     first = tl.zeros((tile, block), tl.float32)
     second = tl.zeros((tile, block), tl.float32)
+    third = tl.zeros((tile, block), tl.float32)
     for start in tl.range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile, num_stages=stages):
         row = start + tl.arange(0, tile)
-        place, inside = cells(row, column, rows, width)
         values = _load(x, of_location, chosen, row, column, rows, width, count, summed)
-        given = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
-        standard, given = _passed(values, given, factor, offset, middle, spread)
-        first += given
-        second += given * standard
-    place = sums + tl.program_id(0) * 2 * width + column
+        given = _given(dy, final, row, column, rows, width, dotted)
+        standard, passed = _passed(values, given, factor, offset, middle, spread)
+        first += passed
+        second += passed * standard
+        if dotted:
+            rectified = tl.maximum(standard * factor[None, :] + offset[None, :], 0.0)
+            third += rectified * tl.load(dy + row, mask=row < rows, other=0.0)[:, None]
+    place = sums + tl.program_id(0) * (3 if dotted else 2) * width + column
     tl.store(place, tl.sum(first, 0), mask=column < width)
     tl.store(place + width, tl.sum(second, 0), mask=column < width)
+    if dotted:
+        tl.store(place + 2 * width, tl.sum(third, 0), mask=column < width)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _norm_relu_apply_gradient(
-    x, dy, weight, bias, mean, inverse, sums, dx, rows,
-    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+    x, dy, final, weight, bias, mean, inverse, sums, dx, rows,
+    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, dotted: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(1) * block + tl.arange(0, block)
     row = tl.program_id(0) * tile + tl.arange(0, tile)
@@ -157,7 +198,7 @@ def _norm_relu_apply_gradient(
     first = of_column(sums, column, width) / rows
     second = of_column(sums + width, column, width) / rows
     values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    given = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+    given = _given(dy, final, row, column, rows, width, dotted)
     standard, given = _passed(values, given, factor, offset, middle, spread)
     gradient = (given - first[None, :] - standard * second[None, :]) * (factor * spread)[None, :]
     tl.store(dx + place, gradient.to(dx.dtype.element_ty), mask=inside)
@@ -214,6 +255,25 @@ def linear_norm_relu(rows: Tensor, weight: Tensor, bias: Tensor, norm: torch.nn.
     rows, weight = in_half(rows, weight)
     product = torch.nn.functional.linear(rows, weight)
     return _NormRelu.apply(product, norm.weight, norm.bias, bias.detach(), norm)
+
+
+def linear_norm_relu_dot(
+    rows: Tensor, layer: tuple[Tensor, Tensor], norm: torch.nn.BatchNorm1d, final: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Returns w ReLU(batch norm(W rows + b)) + c, one number a row, in single precision.
+
+    Between the product with W and that number nothing is written, nor is the gradient of it.
+
+    Args:
+        rows: (rows, any).
+        layer: W and b; as in `linear_norm_relu`, b gets no gradient.
+        norm: As there.
+        final: w and c, of a layer with one output.
+    """
+    weight, bias = layer
+    rows, weight, *final_half = in_half(rows, weight, *final)
+    product = torch.nn.functional.linear(rows, weight)
+    return _NormReluDot.apply(product, norm.weight, norm.bias, bias.detach(), norm, *final_half)
 
 
 def sum_norm_relu(
@@ -282,17 +342,19 @@ def _collect_gradient(
     of_location: Tensor | None,
     chosen: Tensor | None,
     dy: Tensor,
+    final: Tensor | None,
     weight: Tensor,
     bias: Tensor,
     statistics: Tensor,
 ) -> Tensor:
-    """Returns (2, width) the gradients of bias and weight."""
-    (rows, width), launch = dy.shape, COLLECT_GRADIENT
+    """Returns (2 or 3, width) the gradients of bias and weight, and of the final layer, if there is one."""
+    rows, width, launch = dy.shape[0], x.shape[1], COLLECT_GRADIENT
     programs, blocks = shared_grid(rows, width, launch["rows"], launch["columns"], x.device)
-    parts = torch.empty((programs, 2, width), device=x.device)
+    parts = torch.empty((programs, 2 if final is None else 3, width), device=x.device)
     _norm_relu_collect_gradient[(programs, blocks)](
-        x, of_location, chosen, dy, weight, bias, *statistics, parts, rows, _count(chosen), width,
-        launch["rows"], launch["columns"], chosen is not None, launch["stages"], num_warps=launch["warps"],
+        x, of_location, chosen, dy, final, weight, bias, *statistics, parts, rows, _count(chosen), width,
+        launch["rows"], launch["columns"], chosen is not None, final is not None, launch["stages"],
+        num_warps=launch["warps"],
     )  # fmt: skip
     return add_up(parts)
 
@@ -320,14 +382,53 @@ class _NormRelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, statistics = ctx.saved_tensors
-        dy = dy.contiguous()
-        rows, width = x.shape
-        sums = _collect_gradient(x, None, None, dy, weight, bias, statistics)
-        dx = torch.empty_like(x)
-        _norm_relu_apply_gradient[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _COLUMNS))](
-            x, dy, weight, bias, *statistics, sums, dx, rows, width, _ROWS, _COLUMNS, num_warps=4
-        )
+        dx, sums = _gradient(x, dy.contiguous(), None, weight, bias, statistics)
         return dx, sums[1], sums[0], None, None
+
+
+class _NormReluDot(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        layer_bias: Tensor,
+        norm: torch.nn.BatchNorm1d,
+        final: Tensor,
+        final_bias: Tensor,
+    ) -> Tensor:
+        x = x.contiguous()
+        rows, width = x.shape
+        statistics = _statistics(x, None, None, rows, layer_bias, norm)
+        ctx.save_for_backward(x, weight, bias, statistics, final)
+        y = torch.empty(rows, device=x.device)
+        _norm_relu_dot[(triton.cdiv(rows, DOT["rows"]),)](
+            x, y, weight, bias, *statistics, final, final_bias, rows, width, DOT["rows"], DOT["columns"],
+            num_warps=DOT["warps"],
+        )  # fmt: skip
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, statistics, final = ctx.saved_tensors
+        dx, sums = _gradient(x, dy.contiguous(), final, weight, bias, statistics)
+        dfinal = sums[2].to(final.dtype).view_as(final)
+        return dx, sums[1], sums[0], None, None, dfinal, dy.sum().to(final.dtype).view(1)
+
+
+def _gradient(
+    x: Tensor, dy: Tensor, final: Tensor | None, weight: Tensor, bias: Tensor, statistics: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradient of rows, and what `_collect_gradient` returns."""
+    rows, width = x.shape
+    sums = _collect_gradient(x, None, None, dy, final, weight, bias, statistics)
+    dx = torch.empty_like(x)
+    _norm_relu_apply_gradient[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _COLUMNS))](
+        x, dy, final, weight, bias, *statistics, sums, dx, rows, width, _ROWS, _COLUMNS, final is not None,
+        num_warps=4,
+    )  # fmt: skip
+    return dx, sums
 
 
 class _SumNormRelu(torch.autograd.Function):
@@ -350,7 +451,7 @@ class _SumNormRelu(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         of_sample, of_location, chosen, weight, bias, statistics = ctx.saved_tensors
         dy = dy.contiguous()
-        sums = _collect_gradient(of_sample, of_location, chosen, dy, weight, bias, statistics)
+        sums = _collect_gradient(of_sample, of_location, chosen, dy, None, weight, bias, statistics)
         (samples, count), (locations, width) = chosen.shape, of_location.shape
         stands = torch.arange(count, device=chosen.device).expand_as(chosen)
         places = torch.full((samples, locations), count, device=chosen.device).scatter_(1, chosen, stands)
