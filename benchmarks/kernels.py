@@ -46,12 +46,13 @@ def ways(**values: tuple[int, ...]) -> list[dict[str, int]]:
 
 def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, int, Any, Any]]:
     """Returns for each kernel its name, a launch, the bytes it moves, its settings and ways to set them."""
-    from stam.kernels import attention, gelu, residual, sums  # they need Triton
+    from stam.kernels import attention, embedding, gelu, residual, sums  # they need Triton
+    from stam.kernels import rows as row_kernels
 
     rows, width, heads = batch * tokens, config.width, config.num_heads
     hidden = int(width * config.mlp_ratio)
     half: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
-    x, dx = torch.randn(2, batch, tokens, width, device="cuda")
+    x, dx = torch.randn(2, batch, tokens, width, **half)
     branch, dnormed = torch.randn(2, rows, width, **half)
     scale = torch.ones(batch, 1, 1, device="cuda")
     weight, bias = torch.randn(2, width, device="cuda")
@@ -64,18 +65,99 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
     side = max(32, 1 << (tokens - 1).bit_length())
     elements = rows * width
     parts = torch.randn(1056, 3, width, device="cuda")
+    second = torch.randn(width, hidden, **half)
+    products: dict[str, tuple[int, ...]] = {"rows": (64, 128), "columns": (64, 128), "depth": (64,)}
+    products |= {"warps": (4, 8), "stages": (3, 4), "registers": (128, 168)}
+    # the actor: a row for each location that has not been seen
+    grid, actor = config.grid, config.actor_width
+    seen = (tokens - 2) // grid.patches_per_glimpse
+    left = grid.num_locations - seen
+    chosen = torch.rand(batch, grid.num_locations, device="cuda").argsort(dim=1)[:, :left].contiguous()
+    of_sample, of_location = torch.randn(batch, actor, **half), torch.randn(grid.num_locations, actor, **half)
+    long, dlong = torch.randn(2, batch * left, actor, **half)
+    norm = torch.nn.BatchNorm1d(actor, device="cuda")
+    found = row_kernels.statistics_of(long, None, None, len(long), None, norm)
+    factors = norm.weight.detach(), norm.bias.detach(), found
+    collected = row_kernels.collect_gradient(long, None, None, dlong, None, *factors)
+    collecting = ways(rows=(8, 16, 32), columns=(64, 128), warps=(4, 8), stages=(1, 3, 4))
+    count, entries = tokens - 2, 2 + grid.num_patches
+    table, embedded = torch.randn(entries, width, device="cuda"), torch.randn(batch * count, width, **half)
+    positions = torch.rand(batch, grid.num_patches, device="cuda").argsort(dim=1)[:, :count].contiguous()
     return [
+        (
+            "linear and gelu, ours",
+            lambda: gelu.linear_gelu_forward(normed, matrix, hidden_bias),
+            2 * elements + 4 * rows * hidden,
+            gelu.LINEAR,
+            ways(**products),
+        ),
+        (
+            "product and gelu, backward, ours",
+            lambda: gelu.product_gelu_backward(branch, second, before),
+            2 * elements + 4 * rows * hidden,
+            gelu.PRODUCT,
+            ways(**products),
+        ),
+        (
+            "product and gelu, backward, in turn",
+            lambda: gelu.gelu_backward(before, branch @ second),
+            2 * elements + 8 * rows * hidden,
+            {},
+            [],
+        ),
+        (
+            "batch norm, statistics",
+            lambda: row_kernels.statistics_of(long, None, None, len(long), None, norm),
+            2 * long.numel(),
+            row_kernels.COLLECT,
+            collecting,
+        ),
+        (
+            "batch norm, gradient's sums",
+            lambda: row_kernels.collect_gradient(long, None, None, dlong, None, *factors),
+            4 * long.numel(),
+            row_kernels.COLLECT_GRADIENT,
+            collecting,
+        ),
+        (
+            "batch norm of sums, statistics",
+            lambda: row_kernels.statistics_of(of_sample, of_location, chosen, len(long), None, norm),
+            2 * of_sample.numel(),
+            row_kernels.COLLECT,
+            collecting,
+        ),
+        (
+            "batch norm of sums, shared gradient",
+            lambda: row_kernels.share_gradient(of_sample, of_location, chosen, dlong, *factors, collected),
+            2 * long.numel(),
+            row_kernels.SHARE,
+            ways(rows=(8, 16, 32), columns=(64, 128, 256), warps=(4, 8), stages=(1, 2, 3)),
+        ),
+        (
+            "tokens",
+            lambda: embedding.assemble(embedded, table, positions, 2, torch.bfloat16),
+            4 * elements,
+            embedding.FORWARD,
+            ways(rows=(2, 4, 8), warps=(1, 2, 4)),
+        ),
+        (
+            "tokens, backward",
+            lambda: embedding.assemble_backward(dx, positions, 2, entries, torch.bfloat16),
+            4 * elements,
+            embedding.BACKWARD,
+            ways(rows=(4, 8, 16), warps=(2, 4), parts=(4, 8, 16)),
+        ),
         (
             "add and norm",
             lambda: residual.add_norm(x, branch, scale, weight, bias, 1e-6),
-            12 * elements,
+            8 * elements,
             residual.FORWARD,
             ways(rows=(1, 2, 4), warps=(1, 2)),
         ),
         (
             "add and norm, backward",
             lambda: residual.add_norm_backward(x, scale, weight, dx, dnormed, 1e-6, True),
-            16 * elements,
+            10 * elements,
             residual.BACKWARD,
             ways(rows=(1, 2), warps=(1,), stages=(1, 2, 3), programs=(8, 16, 32)),
         ),

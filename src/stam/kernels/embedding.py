@@ -98,28 +98,43 @@ class _Embed(torch.autograd.Function):
         product = patches.flatten(0, 1) @ weight.flatten(1).t()
         ctx.save_for_backward(patches, weight, positions)
         ctx.readout, ctx.entries = readout, len(table)
-        (batch, count), width = positions.shape, table.shape[1]
-        rows, tile = batch * (readout + count), FORWARD["rows"]
-        tokens = torch.empty((batch, readout + count, width), dtype=dtype, device=table.device)
-        _assemble[(triton.cdiv(rows, tile),)](
-            product, table.contiguous(), positions.contiguous(), tokens, rows, count,
-            readout, width, padded(width), tile, num_warps=FORWARD["warps"],
-        )  # fmt: skip
-        return tokens
+        return assemble(product, table.contiguous(), positions.contiguous(), readout, dtype)
 
     @staticmethod
     def backward(ctx: Any, dtokens: Tensor) -> tuple[Tensor | None, ...]:
         patches, weight, positions = ctx.saved_tensors
-        (batch, count), width, entries = positions.shape, dtokens.shape[2], ctx.entries
-        numbers = torch.arange(count, device=positions.device).expand_as(positions)
-        stands = torch.full((batch, entries - ctx.readout), count, device=positions.device)
-        stands.scatter_(1, positions, numbers)
-        parts, tile = min(BACKWARD["parts"], triton.cdiv(batch, BACKWARD["rows"])), BACKWARD["rows"]
-        sums = torch.empty((parts, entries, width), device=dtokens.device)
-        dproduct = torch.empty((batch * count, width), dtype=weight.dtype, device=weight.device)
-        _assemble_backward[(entries, parts)](
-            dtokens.contiguous(), stands, dproduct, sums, batch, count, ctx.readout, entries,
-            width, padded(width), tile, num_warps=BACKWARD["warps"],
-        )  # fmt: skip
+        dproduct, parts = assemble_backward(
+            dtokens.contiguous(), positions, ctx.readout, ctx.entries, weight.dtype
+        )
         dweight = aside(matrix_gradient, dproduct, patches.flatten(0, 1)).view_as(weight)
-        return None, dweight, add_up(sums), None, None, None
+        return None, dweight, add_up(parts), None, None, None
+
+
+def assemble(product: Tensor, table: Tensor, positions: Tensor, readout: int, dtype: torch.dtype) -> Tensor:
+    """Returns the tokens, made of products (B P, width) and rows of the table."""
+    (batch, count), width = positions.shape, table.shape[1]
+    rows, tile = batch * (readout + count), FORWARD["rows"]
+    tokens = torch.empty((batch, readout + count, width), dtype=dtype, device=table.device)
+    _assemble[(triton.cdiv(rows, tile),)](
+        product, table, positions, tokens, rows, count, readout, width, padded(width), tile,
+        num_warps=FORWARD["warps"],
+    )  # fmt: skip
+    return tokens
+
+
+def assemble_backward(
+    dtokens: Tensor, positions: Tensor, readout: int, entries: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradient of the products, and that of the table in parts, (parts, entries, width)."""
+    (batch, count), width, tile = positions.shape, dtokens.shape[2], BACKWARD["rows"]
+    numbers = torch.arange(count, device=positions.device).expand_as(positions)
+    stands = torch.full((batch, entries - readout), count, device=positions.device)
+    stands.scatter_(1, positions, numbers)
+    num_parts = min(BACKWARD["parts"], triton.cdiv(batch, tile))
+    parts = torch.empty((num_parts, entries, width), device=dtokens.device)
+    dproduct = torch.empty((batch * count, width), dtype=dtype, device=dtokens.device)
+    _assemble_backward[(entries, num_parts)](
+        dtokens, stands, dproduct, parts, batch, count, readout, entries, width, padded(width), tile,
+        num_warps=BACKWARD["warps"],
+    )  # fmt: skip
+    return dproduct, parts

@@ -293,7 +293,7 @@ def sum_norm_relu(
     return _SumNormRelu.apply(of_sample, of_location, chosen, norm.weight, norm.bias, norm)
 
 
-def _statistics(
+def statistics_of(
     x: Tensor,
     of_location: Tensor | None,
     chosen: Tensor | None,
@@ -319,7 +319,7 @@ def _statistics(
     return found
 
 
-def _apply(
+def normalise(
     x: Tensor,
     of_location: Tensor | None,
     chosen: Tensor | None,
@@ -328,6 +328,7 @@ def _apply(
     bias: Tensor,
     statistics: Tensor,
 ) -> Tensor:
+    """Returns rectified, normalised rows."""
     width = x.shape[1]
     y = x.new_empty(rows, width)
     _norm_relu_apply[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _COLUMNS))](
@@ -337,7 +338,7 @@ def _apply(
     return y
 
 
-def _collect_gradient(
+def collect_gradient(
     x: Tensor,
     of_location: Tensor | None,
     chosen: Tensor | None,
@@ -375,9 +376,9 @@ class _NormRelu(torch.autograd.Function):
         norm: torch.nn.BatchNorm1d,
     ) -> Tensor:
         x = x.contiguous()
-        statistics = _statistics(x, None, None, len(x), layer_bias, norm)
+        statistics = statistics_of(x, None, None, len(x), layer_bias, norm)
         ctx.save_for_backward(x, weight, bias, statistics)
-        return _apply(x, None, None, len(x), weight, bias, statistics)
+        return normalise(x, None, None, len(x), weight, bias, statistics)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -400,7 +401,7 @@ class _NormReluDot(torch.autograd.Function):
     ) -> Tensor:
         x = x.contiguous()
         rows, width = x.shape
-        statistics = _statistics(x, None, None, rows, layer_bias, norm)
+        statistics = statistics_of(x, None, None, rows, layer_bias, norm)
         ctx.save_for_backward(x, weight, bias, statistics, final)
         y = torch.empty(rows, device=x.device)
         _norm_relu_dot[(triton.cdiv(rows, DOT["rows"]),)](
@@ -420,9 +421,9 @@ class _NormReluDot(torch.autograd.Function):
 def _gradient(
     x: Tensor, dy: Tensor, final: Tensor | None, weight: Tensor, bias: Tensor, statistics: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradient of rows, and what `_collect_gradient` returns."""
+    """Returns the gradient of rows, and what `collect_gradient` returns."""
     rows, width = x.shape
-    sums = _collect_gradient(x, None, None, dy, final, weight, bias, statistics)
+    sums = collect_gradient(x, None, None, dy, final, weight, bias, statistics)
     dx = torch.empty_like(x)
     _norm_relu_apply_gradient[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _COLUMNS))](
         x, dy, final, weight, bias, *statistics, sums, dx, rows, width, _ROWS, _COLUMNS, final is not None,
@@ -443,24 +444,40 @@ class _SumNormRelu(torch.autograd.Function):
         norm: torch.nn.BatchNorm1d,
     ) -> Tensor:
         of_sample, of_location, chosen = (given.contiguous() for given in (of_sample, of_location, chosen))
-        statistics = _statistics(of_sample, of_location, chosen, chosen.numel(), None, norm)
+        statistics = statistics_of(of_sample, of_location, chosen, chosen.numel(), None, norm)
         ctx.save_for_backward(of_sample, of_location, chosen, weight, bias, statistics)
-        return _apply(of_sample, of_location, chosen, chosen.numel(), weight, bias, statistics)
+        return normalise(of_sample, of_location, chosen, chosen.numel(), weight, bias, statistics)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         of_sample, of_location, chosen, weight, bias, statistics = ctx.saved_tensors
         dy = dy.contiguous()
-        sums = _collect_gradient(of_sample, of_location, chosen, dy, None, weight, bias, statistics)
-        (samples, count), (locations, width) = chosen.shape, of_location.shape
-        stands = torch.arange(count, device=chosen.device).expand_as(chosen)
-        places = torch.full((samples, locations), count, device=chosen.device).scatter_(1, chosen, stands)
-        tile, block = SHARE["rows"], SHARE["columns"]
-        programs = triton.cdiv(samples, tile)
-        parts = torch.empty((programs, locations, width), device=chosen.device)
-        dof_sample = torch.empty_like(of_sample)
-        _sum_norm_relu_share_gradient[(programs, triton.cdiv(width, block))](
-            of_sample, of_location, places, dy, weight, bias, *statistics, sums, dof_sample, parts, samples,
-            count, locations, width, tile, block, SHARE["stages"], num_warps=SHARE["warps"],
-        )  # fmt: skip
-        return dof_sample, add_up(parts, of_location.dtype), None, sums[1], sums[0], None
+        sums = collect_gradient(of_sample, of_location, chosen, dy, None, weight, bias, statistics)
+        dof_sample, dof_location = share_gradient(
+            of_sample, of_location, chosen, dy, weight, bias, statistics, sums
+        )
+        return dof_sample, dof_location, None, sums[1], sums[0], None
+
+
+def share_gradient(
+    of_sample: Tensor,
+    of_location: Tensor,
+    chosen: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    statistics: Tensor,
+    sums: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of what the sums were made of."""
+    (samples, count), (locations, width) = chosen.shape, of_location.shape
+    stands = torch.arange(count, device=chosen.device).expand_as(chosen)
+    places = torch.full((samples, locations), count, device=chosen.device).scatter_(1, chosen, stands)
+    programs, blocks = triton.cdiv(samples, SHARE["rows"]), triton.cdiv(width, SHARE["columns"])
+    parts = torch.empty((programs, locations, width), device=chosen.device)
+    dof_sample = torch.empty_like(of_sample)
+    _sum_norm_relu_share_gradient[(programs, blocks)](
+        of_sample, of_location, places, dy, weight, bias, *statistics, sums, dof_sample, parts, samples,
+        count, locations, width, SHARE["rows"], SHARE["columns"], SHARE["stages"], num_warps=SHARE["warps"],
+    )  # fmt: skip
+    return dof_sample, add_up(parts, of_location.dtype)
