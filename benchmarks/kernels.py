@@ -67,7 +67,7 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
     parts = torch.randn(1056, 3, width, device="cuda")
     second = torch.randn(width, hidden, **half)
     products: dict[str, tuple[int, ...]] = {"rows": (64, 128), "columns": (64, 128), "depth": (64,)}
-    products |= {"warps": (4, 8), "stages": (3, 4), "registers": (128, 168)}
+    products |= {"warps": (4, 8), "stages": (3, 4)}
     # the actor: a row for each location that has not been seen
     grid, actor = config.grid, config.actor_width
     seen = (tokens - 2) // grid.patches_per_glimpse
@@ -96,7 +96,7 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
             lambda: gelu.product_gelu_backward(branch, second, before),
             2 * elements + 4 * rows * hidden,
             gelu.PRODUCT,
-            ways(**products),
+            ways(**products, registers=(128, 168)),
         ),
         (
             "product and gelu, backward, in turn",

@@ -56,8 +56,9 @@ def gradients_aside(wanted: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        usual = torch.cuda.current_stream()
-        usual.wait_stream(_second_stream(usual.device))
+        if _pending:
+            last, _ = _pending[-1]
+            torch.cuda.current_stream().wait_event(last)
         _pending = None
 
 

@@ -21,9 +21,9 @@ _EDGE, _DEGREE = 5.0, 12
 # rows and columns of a tile, warps that share it, loads ahead; `benchmarks/kernels.py` tries others
 FORWARD = {"rows": 16, "columns": 256, "warps": 4}
 BACKWARD = {"rows": 4, "columns": 256, "warps": 8, "stages": 3}
-# and, where a product is part of it, columns multiplied at once and most registers of a thread: with 128,
-# a second program fits beside the first, and multiplies while that one reads and writes
-LINEAR = {"rows": 128, "columns": 128, "depth": 64, "warps": 8, "stages": 3, "registers": 128}
+# and, where a product is part of it, columns multiplied at once and most registers of a thread: with 128, as
+# the first of them takes anyway, two programs share a processor, and one multiplies while the other writes
+LINEAR = {"rows": 128, "columns": 128, "depth": 64, "warps": 8, "stages": 3}
 PRODUCT = {"rows": 128, "columns": 128, "depth": 64, "warps": 8, "stages": 3, "registers": 128}
 
 
@@ -153,7 +153,7 @@ def linear_gelu_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor
     tile, block = LINEAR["rows"], LINEAR["columns"]
     _linear_gelu[(triton.cdiv(rows, tile) * triton.cdiv(width, block),)](
         x, weight, bias, before, y, rows, *_CUMULATIVE, inner, width, tile, block, LINEAR["depth"],
-        num_warps=LINEAR["warps"], num_stages=LINEAR["stages"], maxnreg=LINEAR["registers"],
+        num_warps=LINEAR["warps"], num_stages=LINEAR["stages"],
     )  # fmt: skip
     return before, y
 

@@ -16,7 +16,7 @@ _ROWS, _COLUMNS = 16, 128
 COLLECT = {"rows": 16, "columns": 128, "warps": 4, "stages": 3 if ideas.on("collect") else 1}
 COLLECT_GRADIENT = {"rows": 16, "columns": 128, "warps": 4, "stages": 3 if ideas.on("collect") else 1}
 DOT = {"rows": 16, "columns": 256, "warps": 4}
-SHARE = {"rows": 16, "columns": 128, "warps": 8, "stages": 2}
+SHARE = {"rows": 16, "columns": 128, "warps": 8, "stages": 3}
 
 
 @triton.jit
