@@ -227,9 +227,8 @@ def training_episode(
 
     for step in rollout(agent, sense, objective.num_glimpses, first_location, policy, generator):
         looks_ahead, value = learns_to_look and step.decision is not None, None
-        beside = (
-            looks_ahead and images.is_cuda and ideas.on("beside")
-        )  # the look-ahead waits for none of this
+        # the look-ahead waits for none of this
+        beside = looks_ahead and images.is_cuda and ideas.on("beside")
         with second_stream(beside) as join:
             parts = objective.classification(step.belief, labels, teacher_log_probabilities)
             if beside:
