@@ -135,7 +135,7 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
         ),
         (
             "tokens",
-            lambda: embedding.assemble(embedded, table, positions, 2, torch.bfloat16),
+            lambda: embedding.assemble(embedded, table, positions, 2),
             4 * elements,
             embedding.FORWARD,
             ways(rows=(2, 4, 8), warps=(1, 2, 4)),

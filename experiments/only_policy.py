@@ -6,16 +6,22 @@ Without a core that changes meanwhile, ways to learn a policy can be told apart 
 glimpse is rewarded for, how greedily locations are drawn, how fast the actor learns. Each is a trial; its
 accuracy is that of the same classifier with locations picked by the actor it gave, beside the fixed orders.
 The agent itself, seeing the whole scene, stands in for its teacher.
+
+A trial with `compared` does not learn as the paper does: it tries that many next glimpses of each scene and
+compares them. What the scene itself does to the reward cancels, so that a next glimpse is chosen about as
+well as the state allows.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from real_images import measure
 from torch import Tensor
 from who_chooses import agent_parser
@@ -27,24 +33,28 @@ from stam.data.augment import Augment
 from stam.data.randomness import random_order
 from stam.episode import rollout
 from stam.loop import Plan
-from stam.objective import Objective, ValueNormaliser
+from stam.objective import Objective, ValueNormaliser, kl_divergence
 from stam.optimisation import autocast, make_optimiser
-from stam.policy import SampledPolicy, random_locations
+from stam.policy import SampledPolicy, random_like, random_locations, unseen_candidates
 from stam.recipes import get_recipe
 from stam.recording import RecordedFunction
 from stam.settings import cosine
 from stam.teacher import Teacher
 
-SHOWN = (2, 3, 4, 5, 6, 8, 10, 12)
+SHOWN = (2, 3, 4, 5, 6, 8, 10, 12, 16, 21)
 TRIALS = {
     "paper": {},
     "gain": {"reward": "gain", "discount": 0.0},
-    "gain, tau 16": {"reward": "gain", "discount": 0.0, "tau": 16.0},
-    "gain, tau 50": {"reward": "gain", "discount": 0.0, "tau": 50.0},
-    "gain, discount 0.7, tau 16": {"reward": "gain", "discount": 0.7, "tau": 16.0},
-    "agreement, discount 0, tau 16": {"discount": 0.0, "tau": 16.0},
-    "gain, tau 16, rate 2e-3": {"reward": "gain", "discount": 0.0, "tau": 16.0, "rate": 2e-3},
-    "gain, tau 16, rate 1e-4": {"reward": "gain", "discount": 0.0, "tau": 16.0, "rate": 1e-4},
+    "paper, tau 30": {"tau": 30.0},
+    "8 compared by KL": {"compared": 8, "tau": 16.0},
+    "8 compared by match": {"compared": 8, "by": "match", "tau": 16.0},
+    "8 compared by match, tau 40": {"compared": 8, "by": "match", "tau": 40.0},
+    "8 compared by match, differences learned": {
+        "compared": 8,
+        "by": "match",
+        "tau": 16.0,
+        "differences": True,
+    },
 }
 
 
@@ -92,7 +102,16 @@ def learn(
                 optimiser.step()
             before = step
 
-    learn_fast = RecordedFunction(learn_from, generator) if device.type == "cuda" else learn_from
+    def compare(images: Tensor, first_location: Tensor) -> None:
+        with torch.no_grad(), autocast(device, "auto"):
+            log_q = teacher(images)
+        for loss in compared_glimpses(agent, trial, images, first_location, log_q, glimpses, tau, generator):
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+
+    learner = compare if "compared" in trial else learn_from
+    learn_fast = RecordedFunction(learner, generator) if device.type == "cuda" else learner
     shown = Plan(len(data), given.updates, given.batch, 1.0, 0).batches_from((0, 0))
     for number, (_, part) in enumerate(islice(shown, given.updates)):
         done = number / given.updates
@@ -105,11 +124,58 @@ def learn(
         learn_fast(images, random_locations(agent.grid, len(images), device, generator))
 
 
+def compared_glimpses(
+    agent: Agent,
+    trial: dict[str, Any],
+    images: Tensor,
+    first_location: Tensor,
+    log_q: Tensor,
+    glimpses: int,
+    tau: Tensor,
+    generator: torch.Generator,
+) -> Iterator[Tensor]:
+    """Yields the actor's loss after each glimpse, from several next ones; the first drawn is taken."""
+    assert agent.actor is not None
+    count, batch, grid, device = trial["compared"], len(images), agent.grid, agent.device
+    taken = torch.arange(batch, device=device) * count
+    location, seen = first_location, torch.zeros(batch, grid.num_locations, dtype=torch.bool, device=device)
+    with torch.no_grad(), autocast(device, "auto"):
+        memory = agent.remember(None, grid.cut(images, location[:, None])[:, 0], location)
+        state = agent.believe(memory).state
+    for num_seen in range(1, glimpses):
+        seen = seen.scatter(1, location[:, None], True)
+        unseen, _ = unseen_candidates(seen, num_seen)
+        with autocast(device, "auto"):
+            ratings = agent.actor(state, unseen).float()
+        scaled = F.normalize(ratings, dim=1, eps=1e-6) * tau
+        noise = random_like(scaled, generator).clamp_min(1e-20)
+        drawn = (scaled.detach() - (-noise.log()).log()).topk(count, dim=1).indices  # all of them different
+        where = unseen.gather(1, drawn)
+        with torch.no_grad(), autocast(device, "auto"):
+            several = memory.select(torch.arange(batch, device=device).repeat_interleave(count))
+            several = agent.remember(several, grid.cut(images, where).flatten(0, 1), where.flatten())
+            ahead = agent.believe(several)
+            log_p, goal = ahead.log_probabilities(), log_q.repeat_interleave(count, dim=0)
+            if trial.get("by") == "match":  # the probability that draws from both distributions agree
+                gains = (log_p + goal).exp().sum(dim=1).view(batch, count)
+            else:
+                gains = -kl_divergence(log_p, goal).view(batch, count)
+            better = gains - gains.mean(dim=1, keepdim=True)
+            better = better / better.square().mean().sqrt().clamp_min(1e-6)
+        if trial.get("differences"):
+            rated = ratings.gather(1, drawn)
+            yield (rated - rated.mean(dim=1, keepdim=True) - better).square().mean()
+        else:
+            yield -(scaled.gather(1, drawn).softmax(dim=1) * better).sum(dim=1).mean()
+        memory, location, state = several.select(taken), where[:, 0], ahead.state[taken]
+
+
 def main() -> None:
     parser = agent_parser(__doc__, None, "of either split, at random; all of them by default")
     parser.add_argument("--recipe", help="whose augmentation to use; by default the one of the agent's name")
     parser.add_argument("--trials", default=json.dumps(TRIALS), help="JSON: a name and settings, for each")
     parser.add_argument("--glimpses", type=int, default=13)
+    parser.add_argument("--shown", type=int, default=21, help="glimpses, in evaluation")
     parser.add_argument("--batch", type=int, default=600)
     parser.add_argument("--updates", type=int, default=160, help="batches; each makes an update a glimpse")
     parser.add_argument("--seeds", type=int, default=3, help="of the first location, in evaluation")
@@ -129,12 +195,12 @@ def main() -> None:
     found = {}
 
     def show(name: str, policy: str | None, began: float) -> None:
-        evaluation = measure(agent.eval(), settings, val, given.seeds, given.glimpses, name, policy)
+        evaluation = measure(agent.eval(), settings, val, given.seeds, given.shown, name, policy)
         curve = found[name] = evaluation.accuracy.ensemble.top1.mean
         shown = " ".join(f"{n}:{100 * curve[n - 1]:.1f}" for n in SHOWN if n <= len(curve))
         average = 100 * float(np.mean(curve[1:12]))
         print(
-            f"{name:<32} mean of 2..12 {average:.2f}  {shown}  {time.monotonic() - began:.0f} s", flush=True
+            f"{name:<41} mean of 2..12 {average:.2f}  {shown}  {time.monotonic() - began:.0f} s", flush=True
         )
         given.out.write_text(json.dumps(found, indent=1))
 

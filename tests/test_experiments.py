@@ -84,14 +84,19 @@ def test_only_policy(images, tmp_path):
         *("real_images.py", "aid", "--data", images, "--init", "none", "--out", out),
         *("--set", settings, "--seeds", 1, "--glimpses", 2, "--workers", 0),
     )
-    trials = {"fresh": {}, "on": {"reward": "gain", "discount": 0.0, "tau": 16.0, "fresh": False}}
+    trials = {
+        "fresh": {},
+        "on": {"reward": "gain", "discount": 0.0, "tau": 16.0, "fresh": False},
+        "compared": {"compared": 3, "by": "match"},
+        "differences": {"compared": 3, "differences": True},
+    }
     run(
         *("only_policy.py", out / "learned", "--recipe", "aid", "--data", images, "--device", "cpu"),
-        *("--batch", 4, "--updates", 2, "--seeds", 1, "--glimpses", 3, "--trials", json.dumps(trials)),
-        *("--out", tmp_path / "found.json"),
+        *("--batch", 4, "--updates", 2, "--seeds", 1, "--glimpses", 3, "--shown", 3),
+        *("--trials", json.dumps(trials), "--out", tmp_path / "found.json"),
     )
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found.keys() == {"as it is", "plus", "spiral", "random", "fresh", "on"}
+    assert found.keys() == {"as it is", "plus", "spiral", "random", *trials}
     assert all(len(curve) == 3 for curve in found.values())
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from stam import kernels
-from stam.kernels.aside import aside, gradients_aside, second_stream
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton comes with torch for GPUs")
@@ -32,30 +31,3 @@ def test_kernels_can_be_switched_off_and_are_on_again_after():
             assert not kernels._switched_off
         assert kernels._switched_off
     assert not kernels._switched_off
-
-
-class Doubled(torch.autograd.Function):
-    made = 0
-
-    @staticmethod
-    def forward(ctx, weight):
-        return 2 * weight
-
-    @staticmethod
-    def backward(ctx, gradient):
-        found = torch.full((3,), 2.0)
-        Doubled.made = found.data_ptr()
-        return found
-
-
-def test_autograd_hands_a_gradient_to_a_weight_as_it_is():
-    """Else it would read what a second stream has not written yet; see `kernels.aside`."""
-    weight = torch.nn.Parameter(torch.ones(3))
-    Doubled.apply(weight).sum().backward()
-    assert weight.grad.data_ptr() == Doubled.made
-
-
-def test_without_a_gpu_there_is_one_stream():
-    with gradients_aside(False), second_stream(False) as join:
-        assert aside(torch.add, torch.ones(1), torch.ones(1)) == 2
-    join()

@@ -18,7 +18,6 @@ from stam.config import AgentConfig
 from stam.episode import Belief, Trace
 from stam.errors import StamError
 from stam.grid import Grid
-from stam.kernels import ideas
 from stam.live import Session
 from stam.lookup import look_up
 from stam.packing import Linear, PackedWeights
@@ -68,7 +67,7 @@ class RowNorm(nn.BatchNorm1d):
         self, rows: Float[Tensor, "rows inputs"], layer: nn.Linear, final: nn.Linear
     ) -> Float[Tensor, " rows"]:
         """Normalises what a layer makes of rows, rectifies, and ends with a layer of one output."""
-        if self.training and rows.shape[0] > 1 and kernels.usable(rows) and ideas.on("last"):
+        if self.training and rows.shape[0] > 1 and kernels.usable(rows):
             from stam.kernels.rows import linear_norm_relu_dot
 
             return linear_norm_relu_dot(rows, (layer.weight, layer.bias), self, (final.weight, final.bias))
@@ -81,7 +80,7 @@ class RowNorm(nn.BatchNorm1d):
         chosen: Int[Tensor, "batch candidates"],
     ) -> Float[Tensor, "rows features"]:
         """Normalises of_sample[b] + of_location[chosen[b, k]], a row for each b and k, then rectifies."""
-        if self.training and chosen.numel() > 1 and kernels.usable(of_sample) and ideas.on("first"):
+        if self.training and chosen.numel() > 1 and kernels.usable(of_sample):
             from stam.kernels.rows import sum_norm_relu
 
             return sum_norm_relu(of_sample, of_location, chosen, self)

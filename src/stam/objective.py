@@ -18,8 +18,6 @@ from stam.config import require, require_choice
 from stam.distributed import global_mean
 from stam.episode import Belief, Step, rollout
 from stam.errors import StamError
-from stam.kernels import ideas
-from stam.kernels.aside import second_stream
 from stam.policy import Policy, SampledPolicy
 from stam.shapes import Float, Int
 
@@ -40,7 +38,7 @@ def kl_divergence(
 @torch.no_grad()
 def distance_from(log_q: Float[Tensor, "batch classes"], belief: Belief) -> Float[Tensor, " batch"]:
     """Returns KL(p || q) of what an agent believes, as a number to compare with, not to learn from."""
-    if kernels.usable(log_q) and ideas.on("reward"):
+    if kernels.usable(log_q):
         from stam.kernels.losses import ensemble_divergence
 
         logits = belief.class_logits, belief.distill_logits
@@ -146,7 +144,6 @@ class Objective:
         critic: Callable[[Tensor], Tensor],
         values: ValueNormaliser,
         teacher_log_probabilities: Float[Tensor, "batch classes"],
-        value: Float[Tensor, " batch"] | None = None,
     ) -> dict[str, Tensor]:
         """Returns L_actor (Eq. 5) and L_critic (Eq. 4) of one step, and the mean reward.
 
@@ -156,7 +153,6 @@ class Objective:
             critic: The value function.
             values: Statistics of the critic's targets; those of this step are updated.
             teacher_log_probabilities: log q.
-            value: V of the state before that glimpse, where it is known already.
         """
         assert step.decision is not None and step.decision.log_probability is not None
         k = step.num_glimpses - 1
@@ -170,8 +166,7 @@ class Objective:
                 targets = targets + self.discount * values.denormalise(critic(ahead.state), k + 1)
             values.update(targets, k)
             normalised = values.normalise(targets, k)
-        if value is None:
-            value = critic(step.belief.state)
+        value = critic(step.belief.state)
         advantage = (normalised - value).detach()
         return {
             "actor": -(step.decision.log_probability * advantage).mean(),
@@ -226,18 +221,10 @@ def training_episode(
         return agent.grid.cut(images, locations[:, None])[:, 0]
 
     for step in rollout(agent, sense, objective.num_glimpses, first_location, policy, generator):
-        looks_ahead, value = learns_to_look and step.decision is not None, None
-        # the look-ahead waits for none of this
-        beside = looks_ahead and images.is_cuda and ideas.on("beside")
-        with second_stream(beside) as join:
-            parts = objective.classification(step.belief, labels, teacher_log_probabilities)
-            if beside:
-                assert agent.critic is not None
-                value = agent.critic(step.belief.state)
-        if looks_ahead:
+        parts = objective.classification(step.belief, labels, teacher_log_probabilities)
+        if learns_to_look and step.decision is not None:
             assert agent.critic is not None and values is not None
             with torch.no_grad():  # the same drop-path masks: only the new glimpse makes a difference
                 ahead = agent.believe(step.next_memory, step.drop_masks)
-            join()
-            parts |= objective.attention(step, ahead, agent.critic, values, teacher_log_probabilities, value)
+            parts |= objective.attention(step, ahead, agent.critic, values, teacher_log_probabilities)
         yield StepLosses(step.num_glimpses, objective.total(parts), parts, step.location)

@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from stam.agent import Agent
 from stam.episode import Trace
-from stam.kernels import ideas
 from stam.policy import Policy
 
 
@@ -101,7 +100,7 @@ def _release_workspaces() -> None:
     recording is gone.
     """
     release = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if release is not None and ideas.on("workspace"):
+    if release is not None:
         release()
 
 

@@ -20,8 +20,6 @@ from stam.averaging import AveragedWeights
 from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, Subset, batches
 from stam.data.augment import Augment
 from stam.data.randomness import random_key, random_order
-from stam.kernels import ideas
-from stam.kernels.aside import gradients_aside
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
 from stam.objective import Objective, StepLosses, ValueNormaliser, training_episode
 from stam.optimisation import autocast, choose_device, is_half, make_optimiser, restore_optimiser
@@ -210,8 +208,7 @@ class AgentLearner(Learner):
             with self._autocast(), self._rounded():  # anew for each update
                 step = next(episode)
             self.optimiser.zero_grad(set_to_none=True)
-            with self._gradients_aside():
-                step.total.backward()
+            step.total.backward()
             if self.rounded is not None:
                 self.rounded.hand_over_gradients()
             self.optimiser.step()
@@ -222,9 +219,6 @@ class AgentLearner(Learner):
 
     def _rounded(self) -> AbstractContextManager[None]:
         return nullcontext() if self.rounded is None else self.rounded.in_use()
-
-    def _gradients_aside(self) -> AbstractContextManager[None]:
-        return gradients_aside(self.device.type == "cuda" and self.rounded is not None and ideas.on("aside"))
 
     def _averaged(self) -> AbstractContextManager[None]:
         return nullcontext() if self.averaged is None else self.averaged.in_use()

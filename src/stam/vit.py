@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stam import kernels
-from stam.kernels import ideas
 from stam.lookup import look_up
 from stam.packing import Linear
 from stam.shapes import Float, Int
@@ -234,21 +233,18 @@ class VisionTransformer(nn.Module):
         for index, block in enumerate(self.blocks):
             masks = None if drop_masks is None else drop_masks[index]
             stream = block(stream, masks, num_queries=self.num_readout if index == last else None)
-        return stream.settle(self.norm)[1] if ideas.on("readout") else self.norm(stream.total())
+        return stream.settle(self.norm)[1]
 
     def _tokens(self, patches: Tensor, positions: Tensor) -> Float[Tensor, "batch tokens width"]:
         """Returns what the transformer starts from; a GPU goes on in half precision, if it computes in it."""
-        in_half = kernels.usable(patches)
-        dtype = torch.get_autocast_dtype("cuda") if in_half and ideas.on("stream") else torch.float32
-        if in_half and ideas.on("embed"):
-            from stam.kernels.embedding import embed
+        if not kernels.usable(patches):
+            return torch.cat((self._readout_tokens(patches.shape[0]), self.embed(patches, positions)), dim=1)
+        from stam.kernels.embedding import embed
 
-            weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.get_parameter("bias")
-            of_positions = self.pos_embed[0, self.num_readout :] + bias
-            table = torch.cat((self._readout_tokens(1)[0], of_positions))
-            return embed(patches, weight, table, positions, self.num_readout, dtype)
-        x = torch.cat((self._readout_tokens(patches.shape[0]), self.embed(patches, positions)), dim=1)
-        return x.to(dtype) if in_half else x
+        weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.get_parameter("bias")
+        of_positions = self.pos_embed[0, self.num_readout :] + bias
+        table = torch.cat((self._readout_tokens(1)[0], of_positions))
+        return embed(patches, weight, table, positions, self.num_readout)
 
     def embed(
         self, patches: Float[Tensor, "batch tokens pixels"], positions: Int[Tensor, "batch tokens"]

@@ -5,7 +5,6 @@ they pad short ones, keep statistics for a second pass, and want queries, keys a
 they are read from the projection as it lies, and their gradients are written so.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.aside import aside, matrix_gradient
 from stam.kernels.launching import in_half
 from stam.kernels.sums import add_up
 
@@ -112,8 +110,8 @@ class _LinearAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, qkv = ctx.saved_tensors
         dqkv, parts = attention_backward(qkv, dout.contiguous(), ctx.num_heads)
-        dweight = aside(matrix_gradient, dqkv, x.flatten(0, 1))
-        dbias = aside(partial(add_up, dtype=weight.dtype), parts)
+        dweight = dqkv.t() @ x.flatten(0, 1)
+        dbias = add_up(parts, weight.dtype)
         return (dqkv @ weight).view_as(x), dweight, dbias, None
 
 

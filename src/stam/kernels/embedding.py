@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.aside import aside, matrix_gradient
 from stam.kernels.launching import cells, in_half, padded
 from stam.kernels.sums import add_up
 
@@ -68,10 +67,8 @@ def _assemble_backward(
     tl.store(place, tl.sum(total, 0), mask=column < width)
 
 
-def embed(
-    patches: Tensor, weight: Tensor, table: Tensor, positions: Tensor, readout: int, dtype: torch.dtype
-) -> Tensor:
-    """Returns tokens (B, R + P, width): R rows of the table, then W patch + the row of its position.
+def embed(patches: Tensor, weight: Tensor, table: Tensor, positions: Tensor, readout: int) -> Tensor:
+    """Returns tokens (B, R + P, width) in half precision: R rows of the table, then W patch + another row.
 
     Args:
         patches: (B, P, pixels).
@@ -79,26 +76,19 @@ def embed(
         table: The R rows, then one for each position, (R + positions, width), in single precision.
         positions: (B, P), none twice in a row.
         readout: R.
-        dtype: Of the tokens.
     """
-    return _Embed.apply(*in_half(patches, weight), table, positions, readout, dtype)
+    return _Embed.apply(*in_half(patches, weight), table, positions, readout)
 
 
 class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        patches: Tensor,
-        weight: Tensor,
-        table: Tensor,
-        positions: Tensor,
-        readout: int,
-        dtype: torch.dtype,
+        ctx: Any, patches: Tensor, weight: Tensor, table: Tensor, positions: Tensor, readout: int
     ) -> Tensor:
         product = patches.flatten(0, 1) @ weight.flatten(1).t()
         ctx.save_for_backward(patches, weight, positions)
         ctx.readout, ctx.entries = readout, len(table)
-        return assemble(product, table.contiguous(), positions.contiguous(), readout, dtype)
+        return assemble(product, table.contiguous(), positions.contiguous(), readout)
 
     @staticmethod
     def backward(ctx: Any, dtokens: Tensor) -> tuple[Tensor | None, ...]:
@@ -106,15 +96,15 @@ class _Embed(torch.autograd.Function):
         dproduct, parts = assemble_backward(
             dtokens.contiguous(), positions, ctx.readout, ctx.entries, weight.dtype
         )
-        dweight = aside(matrix_gradient, dproduct, patches.flatten(0, 1)).view_as(weight)
-        return None, dweight, add_up(parts), None, None, None
+        dweight = (dproduct.t() @ patches.flatten(0, 1)).view_as(weight)
+        return None, dweight, add_up(parts), None, None
 
 
-def assemble(product: Tensor, table: Tensor, positions: Tensor, readout: int, dtype: torch.dtype) -> Tensor:
+def assemble(product: Tensor, table: Tensor, positions: Tensor, readout: int) -> Tensor:
     """Returns the tokens, made of products (B P, width) and rows of the table."""
     (batch, count), width = positions.shape, table.shape[1]
     rows, tile = batch * (readout + count), FORWARD["rows"]
-    tokens = torch.empty((batch, readout + count, width), dtype=dtype, device=table.device)
+    tokens = torch.empty((batch, readout + count, width), dtype=product.dtype, device=table.device)
     _assemble[(triton.cdiv(rows, tile),)](
         product, table, positions, tokens, rows, count, readout, width, padded(width), tile,
         num_warps=FORWARD["warps"],

@@ -1,6 +1,5 @@
 """A linear layer or an MLP, the residual sum it is added to, and the layer norm of that sum."""
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -8,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.aside import aside, matrix_gradient
 from stam.kernels.gelu import linear_gelu_forward, product_gelu_backward
 from stam.kernels.launching import cells, in_half, num_programs, of_column, padded
 from stam.kernels.sums import add_up
@@ -16,7 +14,7 @@ from stam.kernels.sums import add_up
 # Rows in a tile, warps that share it, loads ahead, programs a processor: `benchmarks/kernels.py` tries
 # others. Several warps would share each row, and wait for each other at every sum.
 FORWARD = {"rows": 2, "warps": 1}
-BACKWARD = {"rows": 1, "warps": 1, "stages": 3, "programs": 8}
+BACKWARD = {"rows": 2, "warps": 1, "stages": 3, "programs": 8}
 
 
 @triton.jit
@@ -154,7 +152,7 @@ class _AddAndNorm(torch.autograd.Function):
         dx, dbranch, parts = add_norm_backward(
             total, scale, weight, dtotal, dnormed.contiguous(), ctx.eps, inputs is not None
         )
-        dweight, dbias, dlayer_bias = aside(_column_gradients, parts, dnormed)
+        dweight, dbias, dlayer_bias = add_up(parts)
         if dbranch is None:
             return dx, None, None, None, None, None, None, dweight, dbias, None
         dfirst = dfirst_bias = None
@@ -163,17 +161,12 @@ class _AddAndNorm(torch.autograd.Function):
         else:
             dbefore, parts = product_gelu_backward(dbranch, matrix, before)
             dinputs = dbefore @ first
-            dfirst = aside(matrix_gradient, dbefore, inputs)
-            dfirst_bias = aside(partial(add_up, dtype=first.dtype), parts)
-        dmatrix = aside(matrix_gradient, dbranch, hidden)
+            dfirst = dbefore.t() @ inputs
+            dfirst_bias = add_up(parts, first.dtype)
+        dmatrix = dbranch.t() @ hidden
         dinputs = dinputs.view(*total.shape[:2], -1)
+        dlayer_bias = dlayer_bias.to(dnormed.dtype)
         return dx, dinputs, dfirst, dfirst_bias, dmatrix, dlayer_bias, None, dweight, dbias, None
-
-
-def _column_gradients(parts: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of weight and bias of the norm, and of the layer's bias in half precision."""
-    dweight, dbias, dlayer_bias = add_up(parts)
-    return dweight, dbias, dlayer_bias.to(like.dtype)
 
 
 def add_norm(

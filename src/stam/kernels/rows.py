@@ -7,14 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels import ideas
 from stam.kernels.launching import cells, in_half, of_column, shared_grid
 from stam.kernels.sums import add_up
 
 _ROWS, _COLUMNS = 16, 128
 # rows and columns of a tile, warps that share it, loads ahead; `benchmarks/kernels.py` tries others
-COLLECT = {"rows": 16, "columns": 128, "warps": 4, "stages": 3 if ideas.on("collect") else 1}
-COLLECT_GRADIENT = {"rows": 16, "columns": 128, "warps": 4, "stages": 3 if ideas.on("collect") else 1}
+COLLECT = {"rows": 16, "columns": 128, "warps": 4, "stages": 3}
+COLLECT_GRADIENT = {"rows": 16, "columns": 128, "warps": 4, "stages": 3}
 DOT = {"rows": 16, "columns": 256, "warps": 4}
 SHARE = {"rows": 16, "columns": 128, "warps": 8, "stages": 3}
 
