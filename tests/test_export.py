@@ -14,6 +14,7 @@ import stam
 from stam.cli import main
 from stam.errors import StamError
 from stam.export import StepGraph, check_parity, export_onnx
+from stam.policy import _kept_ranks
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install '.[export]'")
 ROOT = Path(__file__).parent.parent
@@ -111,6 +112,7 @@ def test_what_cannot_be_exported_is_said(exported, tmp_path):
 
 
 def test_the_command_and_an_agent_without_an_actor(tmp_path, capsys):
+    _kept_ranks.cache_clear()  # as in a process that only exports
     agent = stam.Agent(tiny_config(policy="spiral"))
     randomise(agent)
     stam.weights.save_agent(agent.eval(), tmp_path / "agent")

@@ -90,16 +90,20 @@ class OrderPolicy(Policy):
         num_seen: int | None = None,
     ) -> Decision:
         """Picks the first unseen location of the order."""
-        rank = _ranks(self._order, seen.device)
+        # what an export traces is no real tensor: it must not be kept for later looks
+        ranks = _ranks if torch.compiler.is_compiling() else _kept_ranks
+        rank = ranks(self._order, seen.device)
         return Decision(rank.expand_as(seen).masked_fill(seen, seen.shape[1]).argmin(dim=1))
 
 
-@cache
 def _ranks(order: tuple[int, ...], device: torch.device) -> Int[Tensor, " locations"]:
-    """Returns the rank of each location; kept on the device, so that no look has to bring it there."""
+    """Returns the rank of each location."""
     rank = torch.empty(len(order), dtype=torch.long)
     rank[torch.tensor(order)] = torch.arange(len(order))
     return rank.to(device)
+
+
+_kept_ranks = cache(_ranks)  # on the device, so that no look has to bring them there
 
 
 class GreedyPolicy(Policy):
