@@ -65,9 +65,6 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
     side = max(32, 1 << (tokens - 1).bit_length())
     elements = rows * width
     parts = torch.randn(1056, 3, width, device="cuda")
-    second = torch.randn(width, hidden, **half)
-    products: dict[str, tuple[int, ...]] = {"rows": (64, 128), "columns": (64, 128), "depth": (64,)}
-    products |= {"warps": (4, 8), "stages": (3, 4)}
     # the actor: a row for each location that has not been seen
     grid, actor = config.grid, config.actor_width
     seen = (tokens - 2) // grid.patches_per_glimpse
@@ -78,33 +75,13 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
     norm = torch.nn.BatchNorm1d(actor, device="cuda")
     found = row_kernels.statistics_of(long, None, None, len(long), None, norm)
     factors = norm.weight.detach(), norm.bias.detach(), found
-    collected = row_kernels.collect_gradient(long, None, None, dlong, None, *factors)
+    sums_given = of_sample, of_location, chosen, dlong, *factors
+    collected = row_kernels.collect_gradient_of_sums(*sums_given)
     collecting = ways(rows=(8, 16, 32), columns=(64, 128), warps=(4, 8), stages=(1, 3, 4))
     count, entries = tokens - 2, 2 + grid.num_patches
     table, embedded = torch.randn(entries, width, device="cuda"), torch.randn(batch * count, width, **half)
     positions = torch.rand(batch, grid.num_patches, device="cuda").argsort(dim=1)[:, :count].contiguous()
     return [
-        (
-            "linear and gelu, ours",
-            lambda: gelu.linear_gelu_forward(normed, matrix, hidden_bias),
-            2 * elements + 4 * rows * hidden,
-            gelu.LINEAR,
-            ways(**products),
-        ),
-        (
-            "product and gelu, backward, ours",
-            lambda: gelu.product_gelu_backward(branch, second, before),
-            2 * elements + 4 * rows * hidden,
-            gelu.PRODUCT,
-            ways(**products, registers=(128, 168)),
-        ),
-        (
-            "product and gelu, backward, in turn",
-            lambda: gelu.gelu_backward(before, branch @ second),
-            2 * elements + 8 * rows * hidden,
-            {},
-            [],
-        ),
         (
             "batch norm, statistics",
             lambda: row_kernels.statistics_of(long, None, None, len(long), None, norm),
@@ -114,7 +91,7 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
         ),
         (
             "batch norm, gradient's sums",
-            lambda: row_kernels.collect_gradient(long, None, None, dlong, None, *factors),
+            lambda: row_kernels.collect_gradient(long, dlong, None, *factors),
             4 * long.numel(),
             row_kernels.COLLECT_GRADIENT,
             collecting,
@@ -127,11 +104,18 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
             collecting,
         ),
         (
+            "batch norm of sums, gradient's sums",
+            lambda: row_kernels.collect_gradient_of_sums(*sums_given),
+            2 * long.numel() + 12 * of_sample.numel(),
+            row_kernels.COLLECT_OF_SUMS,
+            ways(rows=(4, 8, 16), columns=(128, 256, 512), warps=(2, 4), stages=(1, 2, 3)),
+        ),
+        (
             "batch norm of sums, shared gradient",
-            lambda: row_kernels.share_gradient(of_sample, of_location, chosen, dlong, *factors, collected),
+            lambda: row_kernels.share_gradient(*sums_given, *collected),
             2 * long.numel(),
             row_kernels.SHARE,
-            ways(rows=(8, 16, 32), columns=(64, 128, 256), warps=(4, 8), stages=(1, 2, 3)),
+            ways(rows=(8, 16, 32), columns=(64, 128), warps=(2, 4), stages=(1, 2, 3), parts=(2, 3, 5)),
         ),
         (
             "tokens",

@@ -136,8 +136,8 @@ def compared_glimpses(
 ) -> Iterator[Tensor]:
     """Yields the actor's loss after each glimpse, from several next ones; the first drawn is taken."""
     assert agent.actor is not None
-    count, batch, grid, device = trial["compared"], len(images), agent.grid, agent.device
-    taken = torch.arange(batch, device=device) * count
+    batch, grid, device = len(images), agent.grid, agent.device
+    samples = torch.arange(batch, device=device)
     location, seen = first_location, torch.zeros(batch, grid.num_locations, dtype=torch.bool, device=device)
     with torch.no_grad(), autocast(device, "auto"):
         memory = agent.remember(None, grid.cut(images, location[:, None])[:, 0], location)
@@ -145,6 +145,7 @@ def compared_glimpses(
     for num_seen in range(1, glimpses):
         seen = seen.scatter(1, location[:, None], True)
         unseen, _ = unseen_candidates(seen, num_seen)
+        count = min(trial["compared"], unseen.shape[1])
         with autocast(device, "auto"):
             ratings = agent.actor(state, unseen).float()
         scaled = F.normalize(ratings, dim=1, eps=1e-6) * tau
@@ -152,7 +153,7 @@ def compared_glimpses(
         drawn = (scaled.detach() - (-noise.log()).log()).topk(count, dim=1).indices  # all of them different
         where = unseen.gather(1, drawn)
         with torch.no_grad(), autocast(device, "auto"):
-            several = memory.select(torch.arange(batch, device=device).repeat_interleave(count))
+            several = memory.select(samples.repeat_interleave(count))
             several = agent.remember(several, grid.cut(images, where).flatten(0, 1), where.flatten())
             ahead = agent.believe(several)
             log_p, goal = ahead.log_probabilities(), log_q.repeat_interleave(count, dim=0)
@@ -167,6 +168,7 @@ def compared_glimpses(
             yield (rated - rated.mean(dim=1, keepdim=True) - better).square().mean()
         else:
             yield -(scaled.gather(1, drawn).softmax(dim=1) * better).sum(dim=1).mean()
+        taken = samples * count
         memory, location, state = several.select(taken), where[:, 0], ahead.state[taken]
 
 

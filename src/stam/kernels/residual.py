@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.gelu import linear_gelu_forward, product_gelu_backward
+from stam.kernels.gelu import gelu, gelu_backward
 from stam.kernels.launching import cells, in_half, num_programs, of_column, padded
 from stam.kernels.sums import add_up
 
@@ -137,7 +137,8 @@ class _AddAndNorm(torch.autograd.Function):
         if inputs is not None and matrix is not None and layer_bias is not None:
             inputs = hidden = inputs.flatten(0, 1)
             if first is not None and first_bias is not None:
-                before, hidden = linear_gelu_forward(inputs, first, first_bias)
+                before = torch.addmm(first_bias, inputs, first.t())
+                hidden = gelu(before)
             branch = torch.addmm(layer_bias, hidden, matrix.t())
         total, normed = add_norm(x.contiguous(), branch, scale, weight, bias, eps)
         ctx.save_for_backward(total, inputs, first, before, hidden, matrix, scale, weight)
@@ -159,7 +160,7 @@ class _AddAndNorm(torch.autograd.Function):
         if first is None:
             dinputs = dbranch @ matrix
         else:
-            dbefore, parts = product_gelu_backward(dbranch, matrix, before)
+            dbefore, parts = gelu_backward(before, dbranch @ matrix)
             dinputs = dbefore @ first
             dfirst = dbefore.t() @ inputs
             dfirst_bias = add_up(parts, first.dtype)

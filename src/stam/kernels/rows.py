@@ -15,7 +15,8 @@ _ROWS, _COLUMNS = 16, 128
 COLLECT = {"rows": 16, "columns": 128, "warps": 4, "stages": 3}
 COLLECT_GRADIENT = {"rows": 16, "columns": 128, "warps": 4, "stages": 3}
 DOT = {"rows": 16, "columns": 256, "warps": 4}
-SHARE = {"rows": 16, "columns": 128, "warps": 8, "stages": 3}
+COLLECT_OF_SUMS = {"rows": 8, "columns": 256, "warps": 4, "stages": 1}
+SHARE = {"rows": 16, "columns": 128, "warps": 4, "stages": 3, "parts": 3}
 
 
 @triton.jit
@@ -150,11 +151,10 @@ def _given(dy, final, row, column, rows, width, dotted: tl.constexpr):
     return given
 
 
-@triton.jit(do_not_specialize=["rows", "count"])
+@triton.jit(do_not_specialize=["rows"])
 def _norm_relu_collect_gradient(
-    x, of_location, chosen, dy, final, weight, bias, mean, inverse, sums, rows, count,
-    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, summed: tl.constexpr, dotted: tl.constexpr,
-    stages: tl.constexpr,
+    x, dy, final, weight, bias, mean, inverse, sums, rows,
+    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, dotted: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Sums the gradients of bias, weight and, where rows were multiplied by it, of the final layer."""
     column = tl.program_id(1) * block + tl.arange(0, block)
@@ -167,7 +167,8 @@ def _norm_relu_collect_gradient(
     third = tl.zeros((tile, block), tl.float32)
     for start in tl.range(tl.program_id(0) * tile, rows, tl.num_programs(0) * tile, num_stages=stages):
         row = start + tl.arange(0, tile)
-        values = _load(x, of_location, chosen, row, column, rows, width, count, summed)
+        place, inside = cells(row, column, rows, width)
+        values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
         given = _given(dy, final, row, column, rows, width, dotted)
         standard, passed = _passed(values, given, factor, offset, middle, spread)
         first += passed
@@ -203,19 +204,72 @@ def _norm_relu_apply_gradient(
     tl.store(dx + place, gradient.to(dx.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["count"])
+def _sum_norm_relu_collect_gradient(
+    of_sample, of_location, chosen, dy, weight, bias, mean, inverse, sums, count,
+    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
+    """Sums, over the rows of a sample, what ReLU let through, that times the standardised rows, and those."""
+    sample = tl.program_id(0)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    factor = of_column(weight, column, width)
+    offset = of_column(bias, column, width)
+    middle = of_column(mean, column, width)
+    spread = of_column(inverse, column, width)
+    mine = of_column(of_sample + sample * width, column, width).to(tl.float32)
+    first = tl.zeros((tile, block), tl.float32)
+    second = tl.zeros((tile, block), tl.float32)
+    third = tl.zeros((tile, block), tl.float32)
+    for start in tl.range(0, count, tile, num_stages=stages):
+        place = start + tl.arange(0, tile)
+        real = place < count
+        inside = real[:, None] & (column[None, :] < width)
+        location = tl.load(chosen + sample * count + place, mask=real, other=0)
+        values = tl.load(of_location + location[:, None] * width + column[None, :], mask=inside, other=0.0)
+        values = mine[None, :] + values.to(tl.float32)
+        row = (sample.to(tl.int64) * count + place)[:, None] * width + column[None, :]
+        given = tl.load(dy + row, mask=inside, other=0.0).to(tl.float32)
+        standard, passed = _passed(values, given, factor, offset, middle, spread)
+        first += passed
+        second += passed * standard
+        third += tl.where(inside, standard, 0.0)
+    goal = sums + sample * 3 * width + column
+    tl.store(goal, tl.sum(first, 0), mask=column < width)
+    tl.store(goal + width, tl.sum(second, 0), mask=column < width)
+    tl.store(goal + 2 * width, tl.sum(third, 0), mask=column < width)
+
+
 @triton.jit(do_not_specialize=["samples", "count"])
-def _sum_norm_relu_share_gradient(
-    of_sample, of_location, places, dy, weight, bias, mean, inverse, sums, dof_sample, parts, samples, count,
+def _share_with_samples(
+    of_samples, sums, weight, inverse, dof_sample, samples, count,
+    width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Turns a sample's sums, and those over all samples, into the gradient of its part."""
+    sample = tl.program_id(0) * tile + tl.arange(0, tile)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    place, inside = cells(sample, column, samples, width)
+    own = of_samples + sample[:, None] * 3 * width + column[None, :]
+    first = of_column(sums, column, width) / samples  # what count rows of the mean come to
+    second = of_column(sums + width, column, width) / (samples * count)
+    factor = of_column(weight, column, width) * of_column(inverse, column, width)
+    passed = tl.load(own, mask=inside, other=0.0)
+    standard = tl.load(own + 2 * width, mask=inside, other=0.0)
+    gradient = (passed - first[None, :] - standard * second[None, :]) * factor[None, :]
+    tl.store(dof_sample + place, gradient.to(dof_sample.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["samples", "count"])
+def _share_with_locations(
+    of_sample, of_location, places, dy, weight, bias, mean, inverse, sums, parts, samples, count,
     locations: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
     stages: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the gradient of the sums for each sample, and for each location over the samples of a tile.
+    """Adds up the gradient of one location's part, over some of the samples.
 
     `places` says where a location stands among those chosen for a sample: at `count` if it is not.
     """
+    location = tl.program_id(0)
     column = tl.program_id(1) * block + tl.arange(0, block)
-    sample = tl.program_id(0) * tile + tl.arange(0, tile)
-    place, inside = cells(sample, column, samples, width)
     factor = of_column(weight, column, width)
     offset = of_column(bias, column, width)
     middle = of_column(mean, column, width)
@@ -223,21 +277,21 @@ def _sum_norm_relu_share_gradient(
     rows = samples * count
     first = of_column(sums, column, width) / rows
     second = of_column(sums + width, column, width) / rows
-    mine = tl.load(of_sample + place, mask=inside, other=0.0).to(tl.float32)
+    own = of_column(of_location + location * width, column, width).to(tl.float32)
     total = tl.zeros((tile, block), tl.float32)
-    for location in tl.range(0, locations, num_stages=stages):
+    start, step = tl.program_id(2) * tile, tl.num_programs(2) * tile
+    for start_sample in tl.range(start, samples, step, num_stages=stages):
+        sample = start_sample + tl.arange(0, tile)
         stands = tl.load(places + sample * locations + location, mask=sample < samples, other=count)
-        among = (stands < count)[:, None] & inside
-        row = (sample * count + stands)[:, None].to(tl.int64) * width + column[None, :]
+        among = (stands < count)[:, None] & (column[None, :] < width)
+        row = (sample.to(tl.int64) * count + stands)[:, None] * width + column[None, :]
         given = tl.load(dy + row, mask=among, other=0.0).to(tl.float32)
-        values = mine + of_column(of_location + location * width, column, width).to(tl.float32)[None, :]
+        place = sample[:, None] * width + column[None, :]
+        values = own[None, :] + tl.load(of_sample + place, mask=among, other=0.0).to(tl.float32)
         standard, given = _passed(values, given, factor, offset, middle, spread)
-        gradient = (given - first[None, :] - standard * second[None, :]) * (factor * spread)[None, :]
-        gradient = tl.where(among, gradient, 0.0)
-        total += gradient
-        part = parts + (tl.program_id(0) * locations + location) * width + column
-        tl.store(part, tl.sum(gradient, 0), mask=column < width)
-    tl.store(dof_sample + place, total.to(dof_sample.dtype.element_ty), mask=inside)
+        total += tl.where(among, given - first[None, :] - standard * second[None, :], 0.0)
+    goal = parts + (tl.program_id(2) * locations + location) * width + column
+    tl.store(goal, tl.sum(total, 0) * factor * spread, mask=column < width)
 
 
 def norm_relu(rows: Tensor, norm: torch.nn.BatchNorm1d) -> Tensor:
@@ -338,23 +392,15 @@ def normalise(
 
 
 def collect_gradient(
-    x: Tensor,
-    of_location: Tensor | None,
-    chosen: Tensor | None,
-    dy: Tensor,
-    final: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    statistics: Tensor,
+    x: Tensor, dy: Tensor, final: Tensor | None, weight: Tensor, bias: Tensor, statistics: Tensor
 ) -> Tensor:
     """Returns (2 or 3, width) the gradients of bias and weight, and of the final layer, if there is one."""
     rows, width, launch = dy.shape[0], x.shape[1], COLLECT_GRADIENT
     programs, blocks = shared_grid(rows, width, launch["rows"], launch["columns"], x.device)
     parts = torch.empty((programs, 2 if final is None else 3, width), device=x.device)
     _norm_relu_collect_gradient[(programs, blocks)](
-        x, of_location, chosen, dy, final, weight, bias, *statistics, parts, rows, _count(chosen), width,
-        launch["rows"], launch["columns"], chosen is not None, final is not None, launch["stages"],
-        num_warps=launch["warps"],
+        x, dy, final, weight, bias, *statistics, parts, rows, width, launch["rows"], launch["columns"],
+        final is not None, launch["stages"], num_warps=launch["warps"],
     )  # fmt: skip
     return add_up(parts)
 
@@ -422,7 +468,7 @@ def _gradient(
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradient of rows, and what `collect_gradient` returns."""
     rows, width = x.shape
-    sums = collect_gradient(x, None, None, dy, final, weight, bias, statistics)
+    sums = collect_gradient(x, dy, final, weight, bias, statistics)
     dx = torch.empty_like(x)
     _norm_relu_apply_gradient[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _COLUMNS))](
         x, dy, final, weight, bias, *statistics, sums, dx, rows, width, _ROWS, _COLUMNS, final is not None,
@@ -451,11 +497,29 @@ class _SumNormRelu(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         of_sample, of_location, chosen, weight, bias, statistics = ctx.saved_tensors
         dy = dy.contiguous()
-        sums = collect_gradient(of_sample, of_location, chosen, dy, None, weight, bias, statistics)
-        dof_sample, dof_location = share_gradient(
-            of_sample, of_location, chosen, dy, weight, bias, statistics, sums
-        )
+        given = of_sample, of_location, chosen, dy, weight, bias, statistics
+        of_samples, sums = collect_gradient_of_sums(*given)
+        dof_sample, dof_location = share_gradient(*given, of_samples, sums)
         return dof_sample, dof_location, None, sums[1], sums[0], None
+
+
+def collect_gradient_of_sums(
+    of_sample: Tensor,
+    of_location: Tensor,
+    chosen: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    statistics: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Returns the sums that a gradient needs, (B, 3, width) for each sample and (3, width) over all."""
+    (samples, count), width, launch = chosen.shape, of_sample.shape[1], COLLECT_OF_SUMS
+    of_samples = torch.empty((samples, 3, width), device=dy.device)
+    _sum_norm_relu_collect_gradient[(samples, triton.cdiv(width, launch["columns"]))](
+        of_sample, of_location, chosen, dy, weight, bias, *statistics, of_samples, count, width,
+        launch["rows"], launch["columns"], launch["stages"], num_warps=launch["warps"],
+    )  # fmt: skip
+    return of_samples, add_up(of_samples)
 
 
 def share_gradient(
@@ -466,17 +530,22 @@ def share_gradient(
     weight: Tensor,
     bias: Tensor,
     statistics: Tensor,
+    of_samples: Tensor,
     sums: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of what the sums were made of."""
     (samples, count), (locations, width) = chosen.shape, of_location.shape
+    dof_sample = torch.empty_like(of_sample)
+    _share_with_samples[(triton.cdiv(samples, _ROWS), triton.cdiv(width, _COLUMNS))](
+        of_samples, sums, weight, statistics[1], dof_sample, samples, count, width, _ROWS, _COLUMNS,
+        num_warps=4,
+    )  # fmt: skip
     stands = torch.arange(count, device=chosen.device).expand_as(chosen)
     places = torch.full((samples, locations), count, device=chosen.device).scatter_(1, chosen, stands)
-    programs, blocks = triton.cdiv(samples, SHARE["rows"]), triton.cdiv(width, SHARE["columns"])
-    parts = torch.empty((programs, locations, width), device=chosen.device)
-    dof_sample = torch.empty_like(of_sample)
-    _sum_norm_relu_share_gradient[(programs, blocks)](
-        of_sample, of_location, places, dy, weight, bias, *statistics, sums, dof_sample, parts, samples,
-        count, locations, width, SHARE["rows"], SHARE["columns"], SHARE["stages"], num_warps=SHARE["warps"],
+    num_parts = min(SHARE["parts"], triton.cdiv(samples, SHARE["rows"]))
+    parts = torch.empty((num_parts, locations, width), device=chosen.device)
+    _share_with_locations[(locations, triton.cdiv(width, SHARE["columns"]), num_parts)](
+        of_sample, of_location, places, dy, weight, bias, *statistics, sums, parts, samples, count,
+        locations, width, SHARE["rows"], SHARE["columns"], SHARE["stages"], num_warps=SHARE["warps"],
     )  # fmt: skip
     return dof_sample, add_up(parts, of_location.dtype)
