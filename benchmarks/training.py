@@ -45,10 +45,10 @@ KINDS = {  # of kernels, by name; the first that fits counts
     "attention": r"^_attention|sdpa|flash|fmha",
     "matrix products": r"nvjet|gemm|cutlass|splitK|gemv",
     "layer norm and residual": r"^_add_norm|layer_norm",
-    "batch norm": r"^_norm_relu|batch_norm",
+    "batch norm": r"^_(sum_)?norm_relu|^_share_with|batch_norm",
     "GELU": r"(?i)gelu",
     "optimiser and rounding": r"multi_tensor",
-    "sums": r"reduce_kernel",
+    "sums": r"^_add_up|reduce_kernel",
     "other": r"",
 }
 
