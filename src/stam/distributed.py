@@ -22,8 +22,9 @@ def rank() -> int:
 
 def global_mean(*values: Tensor) -> tuple[Tensor, ...]:
     """Returns the mean of each tensor over the global batch, in one exchange; ranks hold equal parts."""
-    means = torch.stack([value.mean() for value in values])
-    if is_distributed():
-        dist.all_reduce(means)
-        means = means / world_size()
-    return tuple(means.unbind())
+    means = tuple(value.mean() for value in values)
+    if not is_distributed():
+        return means
+    together = torch.stack(means)
+    dist.all_reduce(together)
+    return tuple((together / world_size()).unbind())

@@ -121,12 +121,17 @@ class Meter:
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
 
-    def add(self, values: dict[str, Tensor]) -> None:
-        """Adds one value to each mean."""
-        given = torch.stack([value.detach() for value in values.values()])
-        together = self.sums.setdefault(" ".join(values), given.new_zeros(len(given) + 1, dtype=torch.double))
-        together[:-1] += given
-        together[-1] += 1
+    def add(self, *given: dict[str, Tensor]) -> None:
+        """Adds one value to each mean, or several."""
+        alike: dict[str, list[dict[str, Tensor]]] = {}
+        for values in given:
+            alike.setdefault(" ".join(values), []).append(values)
+        for names, several in alike.items():
+            each = torch.stack([value.detach() for values in several for value in values.values()])
+            total = each.view(len(several), -1).sum(dim=0, dtype=torch.double)
+            together = self.sums.setdefault(names, total.new_zeros(len(total) + 1))
+            together[:-1] += total
+            together[-1] += len(several)
 
     def means(self) -> dict[str, float]:
         """Returns the means of what was added since, and starts over."""

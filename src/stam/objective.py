@@ -70,27 +70,28 @@ class ValueNormaliser(nn.Module):
         rewards = num_glimpses - 1
         self.decay = decay
         to_come = (discount ** (2 * torch.arange(rewards, dtype=torch.float64))).cumsum(0).flip(0)
-        self.register_buffer("mean", torch.zeros(rewards))
+        self.register_buffer("mean", torch.zeros(rewards, dtype=torch.float64))
         self.register_buffer("second_moment", to_come)
 
     def _deviation(self, k: int) -> Tensor:
-        variance = self.second_moment[k] - self.mean[k].double().square()
-        return variance.clamp_min(0).sqrt().clamp_min(_SMALLEST_DEVIATION).float()
+        variance = torch.addcmul(self.second_moment[k], self.mean[k], self.mean[k], value=-1)
+        return variance.clamp_min(_SMALLEST_DEVIATION**2).sqrt()
 
     def denormalise(self, values: Float[Tensor, " batch"], k: int) -> Float[Tensor, " batch"]:
         """Turns the critic's output at step k into a return."""
-        return self._deviation(k) * values + self.mean[k]
+        return torch.addcmul(self.mean[k], self._deviation(k), values.double()).float()
 
     def normalise(self, targets: Float[Tensor, " batch"], k: int) -> Float[Tensor, " batch"]:
         """Turns returns at step k into what the critic should output."""
-        return (targets - self.mean[k]) / self._deviation(k)
+        return ((targets.double() - self.mean[k]) / self._deviation(k)).float()
 
     @torch.no_grad()
     def update(self, targets: Float[Tensor, " batch"], k: int) -> None:
         """Moves the statistics of step k towards those of the global batch of targets."""
-        mean, second_moment = global_mean(targets.double(), targets.double().square())
-        self.mean[k] = self.decay * self.mean[k] + (1 - self.decay) * mean.float()
-        self.second_moment[k] = self.decay * self.second_moment[k] + (1 - self.decay) * second_moment
+        precise = targets.double()
+        mean, second_moment = global_mean(precise, precise.square())
+        self.mean[k].lerp_(mean, 1 - self.decay)
+        self.second_moment[k].lerp_(second_moment, 1 - self.decay)
 
 
 @dataclass(frozen=True)

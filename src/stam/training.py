@@ -180,8 +180,9 @@ class AgentLearner(Learner):
             other = random_locations(self.agent.grid, len(images), self.device, self.generator)
             for _ in self._updates(policy, images, labels, log_q, other, training.extra_glimpses):
                 pass
-        for step in self._updates(policy, images, labels, log_q, first_location, training.num_glimpses):
-            self.meter.add(step.parts)
+        updates = self._updates(policy, images, labels, log_q, first_location, training.num_glimpses)
+        parts = [{name: part.detach() for name, part in step.parts.items()} for step in updates]
+        self.meter.add(*parts)  # all at once: every addition is a launch
 
     def _updates(
         self,
