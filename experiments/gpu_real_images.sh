@@ -10,7 +10,8 @@ init=$DATA/deit_tiny_patch16_224.fp16.safetensors
 trials='{"recipe": {}, "rate-1e-5": {"training": {"base_lr": 1e-5}}, "tau-30": {"training": {"tau_end": 30.0}}}'
 everyone="learned random plus spiral hard no-consistency"
 run() {
-  timeout "${LIMIT:-550}" python3 experiments/real_images.py "$@" --init "$init" --out "$runs" 2>"$runs/errors" ||
+  # numbers are written after each agent: what ends the run early takes none of them away
+  timeout "${LIMIT:-550}" python3 experiments/real_images.py "$@" --init "$init" --out "$runs" --results "$OUT/$stage" 2>"$runs/errors" ||
     tail -c 3000 "$runs/errors"
 }
 case $stage in
@@ -25,12 +26,10 @@ case $stage in
   aid) run aid --data "$DATA/aid.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" ;;
   imagenette) run imagenette --data "$DATA/imagenette-train.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" --members "${MEMBERS:-1}" ;;
 esac
-cp "$runs/results.json" "$OUT/$stage.json"
 for kept in learned teacher; do
   for folder in "$runs/$kept/half" "$runs/$kept/last"; do
     if [ -d "$folder" ] && [ ! -d "$OUT/$kept" ]; then cp -r "$folder" "$OUT/$kept"; fi
   done
 done
-cp "$runs/learned.json" "$OUT/$stage-learned.json" 2>/dev/null
 cp "$runs/learned/metrics.jsonl" "$OUT/$stage-metrics.jsonl" 2>/dev/null
 true

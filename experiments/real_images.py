@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--init", required=True)
     parser.add_argument("--teacher", help="a teacher's folder or weights; by default as the recipe says")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--results", type=Path, help="where numbers go after each agent; by default --out")
     parser.add_argument("--agents", nargs="*", default=["learned"])
     parser.add_argument("--set", default="{}", help='JSON: {"training": {...}, "agent": {...}}')
     parser.add_argument("--trials", default='{"": {}}', help="JSON: a name and changes, for each trial")
@@ -173,7 +174,9 @@ def main() -> None:
     parser.add_argument("--glimpses", type=int, default=21, help="to evaluate")
     parser.add_argument("--workers", type=int, default=8)
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    numbers = arguments.results or arguments.out
+    for folder in (arguments.out, numbers):
+        folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     splits = open_scenes(arguments.data)
     classes = tuple(splits.train.classes)
@@ -201,10 +204,10 @@ def main() -> None:
                 name, config, arguments.init, teacher, arguments.out, data, arguments.members
             )
             found = measure(agent, config.data, val_scenes, arguments.seeds, arguments.glimpses, name)
-            (arguments.out / f"{name}.json").write_text(found.to_json())
+            (numbers / f"{name}.json").write_text(found.to_json())
             curve = found.accuracy.ensemble.top1
             results.append(result | {"mean": curve.mean, "std": curve.std})
-            (arguments.out / "results.json").write_text(json.dumps(results, indent=1))
+            (numbers / "results.json").write_text(json.dumps(results, indent=1))
             spent = time.monotonic() - began
             shown = " ".join(f"{n}:{100 * curve.mean[n - 1]:.1f}" for n in SHOWN if n <= len(curve.mean))
             average = 100 * float(np.mean(curve.mean[:21]))

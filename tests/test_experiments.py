@@ -47,10 +47,11 @@ def test_real_images(images, tmp_path, hold_out):
     shown = run(
         *("real_images.py", "aid", "--data", images, "--init", "none", "--out", tmp_path / "out"),
         *("--set", settings, "--agents", "learned", "spiral", "--trials", trials, "--seeds", 2),
-        *("--glimpses", 3, "--workers", 0, *(["--hold-out"] if hold_out else [])),
+        *("--glimpses", 3, "--workers", 0, *(["--hold-out", "--results", tmp_path] if hold_out else [])),
     )
     assert all(name in shown for name in ("teacher:", "learned-a", "learned-b", "spiral-a", "spiral-b"))
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    numbers = tmp_path if hold_out else tmp_path / "out"
+    results = json.loads((numbers / "results.json").read_text())
     assert [len(result["mean"]) for result in results] == [3] * 4
     assert (tmp_path / "out" / "learned-a" / "half" / "model.safetensors").exists()
     rates = [result["settings"]["training"]["base_lr"] for result in results]
