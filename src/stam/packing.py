@@ -41,6 +41,15 @@ class Linear(nn.Linear):
             return linear_gelu(x, self.weight, self.bias)
         return F.gelu(super().forward(x))
 
+    def added_to(
+        self, total: Float[Tensor, "*rows outputs"], x: Float[Tensor, "*rows features"]
+    ) -> Float[Tensor, "*rows outputs"]:
+        """Returns total + x W' + b; packed, in one pass."""
+        packed = self.packed
+        if packed is None:
+            return total + super().forward(x)
+        return torch.ops.mkldnn._linear_pointwise.binary(x, total.contiguous(), packed, self.bias, "add")
+
     def _multiply(self, x: Tensor, packed: Tensor, then: str) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, then, [], "none")
 

@@ -99,8 +99,9 @@ class Stream:
         hidden, (*first, last) = self.inputs, self.layers
         for layer in first:
             hidden = layer.with_gelu(hidden)
-        branch = last(hidden)
-        return self.tokens + (branch if self.scale is None else branch * self.scale)
+        if self.scale is None:
+            return last.added_to(self.tokens, hidden)
+        return self.tokens + last(hidden) * self.scale
 
     def settle(self, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
         """Returns the sum and its norm."""
