@@ -46,7 +46,7 @@ def ways(**values: tuple[int, ...]) -> list[dict[str, int]]:
 
 def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, int, Any, Any]]:
     """Returns for each kernel its name, a launch, the bytes it moves, its settings and ways to set them."""
-    from stam.kernels import attention, embedding, gelu, residual, sums  # they need Triton
+    from stam.kernels import attention, embedding, gelu, location_sums, residual, sums  # they need Triton
     from stam.kernels import rows as row_kernels
 
     rows, width, heads = batch * tokens, config.width, config.num_heads
@@ -76,7 +76,7 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
     found = row_kernels.statistics_of(long, None, None, len(long), None, norm)
     factors = norm.weight.detach(), norm.bias.detach(), found
     sums_given = of_sample, of_location, chosen, dlong, *factors
-    collected = row_kernels.collect_gradient_of_sums(*sums_given)
+    collected = location_sums.collect_gradient_of_sums(*sums_given)
     collecting = ways(rows=(8, 16, 32), columns=(64, 128), warps=(4, 8), stages=(1, 3, 4))
     count, entries = tokens - 2, 2 + grid.num_patches
     table, embedded = torch.randn(entries, width, device="cuda"), torch.randn(batch * count, width, **half)
@@ -105,16 +105,16 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
         ),
         (
             "batch norm of sums, gradient's sums",
-            lambda: row_kernels.collect_gradient_of_sums(*sums_given),
+            lambda: location_sums.collect_gradient_of_sums(*sums_given),
             2 * long.numel() + 12 * of_sample.numel(),
-            row_kernels.COLLECT_OF_SUMS,
+            location_sums.COLLECT,
             ways(rows=(4, 8, 16), columns=(128, 256, 512), warps=(2, 4), stages=(1, 2, 3)),
         ),
         (
             "batch norm of sums, shared gradient",
-            lambda: row_kernels.share_gradient(*sums_given, *collected),
+            lambda: location_sums.share_gradient(*sums_given, *collected),
             2 * long.numel(),
-            row_kernels.SHARE,
+            location_sums.SHARE,
             ways(rows=(8, 16, 32), columns=(64, 128), warps=(2, 4), stages=(1, 2, 3), parts=(2, 3, 5)),
         ),
         (

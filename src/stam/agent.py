@@ -81,7 +81,7 @@ class RowNorm(nn.BatchNorm1d):
     ) -> Float[Tensor, "rows features"]:
         """Normalises of_sample[b] + of_location[chosen[b, k]], a row for each b and k, then rectifies."""
         if self.training and chosen.numel() > 1 and kernels.usable(of_sample):
-            from stam.kernels.rows import sum_norm_relu
+            from stam.kernels.location_sums import sum_norm_relu
 
             return sum_norm_relu(of_sample, of_location, chosen, self)
         sums = of_sample[:, None] + look_up(of_location, chosen)  # (B, K, features)
