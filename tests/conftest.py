@@ -1,5 +1,7 @@
 """Shared by all tests: shapes in annotations are checked, and every test is seeded."""
 
+import signal
+
 import pytest
 from jaxtyping import install_import_hook
 
@@ -8,6 +10,9 @@ install_import_hook("stam", "typecheck.checked")
 import torch  # noqa: E402
 
 import stam  # noqa: E402
+
+# in the background a process ignores Ctrl-C, and so would all it starts: tests interrupt some of them
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 

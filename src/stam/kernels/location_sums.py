@@ -20,7 +20,7 @@ _TILE, _BLOCK = 16, 128
 # rows and columns of a tile, warps that share it, loads ahead, and into how many parts samples are cut;
 # `benchmarks/kernels.py` tries others
 COLLECT = {"rows": 8, "columns": 256, "warps": 4, "stages": 1}
-SHARE = {"rows": 16, "columns": 128, "warps": 4, "stages": 3, "parts": 3}
+SHARE = {"rows": 16, "columns": 128, "warps": 4, "stages": 2, "parts": 3}
 
 
 @triton.jit(do_not_specialize=["count"])
