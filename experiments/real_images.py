@@ -6,8 +6,9 @@
 Every agent starts from the same weights, sees the same images in the same order and takes the same number of
 updates. Results come from the checkpoint after the last update: the validation images choose nothing. With
 `--hold-out`, a tenth of the training images takes their place, which is how settings were chosen.
-`--set` changes settings of the recipe, `--trials` compares several changes, each trained in turn. `--members`
-trains several agents of other seeds, each for its part of the epochs, and averages their cores into one.
+`--set` changes settings of the recipe, `--trials` compares several changes, each trained in turn; {"core":
+{"frozen": "mlp"}} among them keeps the MLPs of the core's blocks as they start. `--members` trains several
+agents of other seeds, each for its part of the epochs, and averages their cores into one.
 """
 
 import argparse
@@ -87,11 +88,13 @@ def get_teacher(
 
 
 def train_one(
-    name: str, config: RunConfig, init: str, teacher: Teacher, out: Path, data: Splits
+    name: str, config: RunConfig, init: str, teacher: Teacher, out: Path, data: Splits, frozen: str
 ) -> tuple[Agent, dict[str, Any]]:
-    """Trains one agent; returns it with how long it took."""
+    """Trains one agent, but for a part of its core, if one is to stay; returns it with how long it took."""
     torch.manual_seed(config.training.seed)
     agent = start_agent(init, config.agent, config.class_indices)
+    for place, parameter in agent.core.named_parameters():
+        parameter.requires_grad_(not (frozen and f".{frozen}." in place))
     folder = RunFolder.create(out / name)
     folder.write_record(name, config, data.record)
     began = time.monotonic()
@@ -103,14 +106,21 @@ def train_one(
 
 
 def train_members(
-    name: str, config: RunConfig, init: str, teacher: Teacher, out: Path, data: Splits, members: int
+    name: str,
+    config: RunConfig,
+    init: str,
+    teacher: Teacher,
+    out: Path,
+    data: Splits,
+    members: int,
+    frozen: str = "",
 ) -> tuple[Agent, dict[str, Any]]:
     """Trains several agents, each for its part of the epochs; returns the first with the mean of all cores.
 
     Cores that started from the same weights can be averaged; actors, which started afresh, cannot.
     """
     if members == 1:
-        return train_one(name, config, init, teacher, out, data)
+        return train_one(name, config, init, teacher, out, data, frozen)
     agents, results = [], []
     for member in range(members):
         training = dataclasses.replace(
@@ -120,7 +130,7 @@ def train_members(
             tau_epochs=max(1, config.training.tau_epochs // members),
         )
         own = dataclasses.replace(config, training=training)
-        agent, result = train_one(f"{name}-{member}", own, init, teacher, out, data)
+        agent, result = train_one(f"{name}-{member}", own, init, teacher, out, data, frozen)
         agents.append(agent)
         results.append(result)
     first, cores = agents[0], [agent.core.state_dict() for agent in agents]
@@ -200,8 +210,9 @@ def main() -> None:
             merged = {part: common.get(part, {}) | changes.get(part, {}) for part in parts}
             config = configure(recipe, classes, merged, arguments.workers)
             name = "-".join(part for part in (agent_name, trial) if part)
+            frozen = merged.get("core", {}).get("frozen", "")
             agent, result = train_members(
-                name, config, arguments.init, teacher, arguments.out, data, arguments.members
+                name, config, arguments.init, teacher, arguments.out, data, arguments.members, frozen
             )
             found = measure(agent, config.data, val_scenes, arguments.seeds, arguments.glimpses, name)
             (numbers / f"{name}.json").write_text(found.to_json())

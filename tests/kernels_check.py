@@ -57,3 +57,16 @@ for count in (1, 9):
         torch.testing.assert_close(
             found[1][name], wanted, atol=1e-3, rtol=1e-3, msg=lambda text, at=message: f"{at}: {text}"
         )
+
+# a core that is trained in part: the others' gradients are the same, and nothing is computed for what stays
+for name, parameter in fused.named_parameters():
+    parameter.requires_grad_(".mlp." not in name)
+fused.core(*inputs).square().sum().backward()
+in_part = {name: p.grad for name, p in fused.named_parameters() if p.grad is not None}
+fused.zero_grad(set_to_none=True)
+fused.requires_grad_(True)
+fused.core(*inputs).square().sum().backward()
+for name, parameter in fused.core.named_parameters(prefix="core"):
+    assert (name in in_part) == (".mlp." not in name and parameter.grad is not None), name
+    if name in in_part:
+        torch.testing.assert_close(in_part[name], parameter.grad)

@@ -43,7 +43,7 @@ def images(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("hold_out", [False, True])
 def test_real_images(images, tmp_path, hold_out):
     settings = json.dumps({"agent": AGENT, "training": TRAINING, "teacher": TEACHER})
-    trials = json.dumps({"a": {}, "b": {"training": {"base_lr": 1e-3}}})
+    trials = json.dumps({"a": {}, "b": {"training": {"base_lr": 1e-3}, "core": {"frozen": "mlp"}}})
     shown = run(
         *("real_images.py", "aid", "--data", images, "--init", "none", "--out", tmp_path / "out"),
         *("--set", settings, "--agents", "learned", "spiral", "--trials", trials, "--seeds", 2),

@@ -65,6 +65,22 @@ def test_every_update_uses_the_weights_of_the_one_before_in_half_precision_too()
     assert abs(half["supervised"] - single["supervised"]) < 0.6 * moved
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_needs_no_gradient_is_not_trained(precision):
+    torch.manual_seed(0)
+    training = TrainingConfig(num_glimpses=3, batch_size=8, device="cpu", base_lr=1e-2, precision=precision)
+    agent = Agent(AGENT)
+    frozen = {name for name, _ in agent.named_parameters() if ".mlp." in name}
+    for name in frozen:
+        agent.get_parameter(name).requires_grad_(False)
+    made = make_learner(RunConfig(agent=AGENT, training=training), agent)
+    before = {name: value.clone() for name, value in agent.named_parameters()}
+    for _ in batches_from(made, None, 1):
+        pass
+    same = {name for name, value in agent.named_parameters() if torch.equal(value, before[name])}
+    assert frozen <= same and all(".mlp." in name or ".bias" in name for name in same)
+
+
 def test_rates_tau_and_means_change_in_place():
     made = learner()
     before = {name: id(rate) for name, rate in made.rates.items()} | {"tau": id(made.tau)}

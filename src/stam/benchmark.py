@@ -168,9 +168,9 @@ def make_teacher(config: AgentConfig) -> Teacher:
     return Teacher(model, config.num_classes)
 
 
-def make_learner(config: RunConfig) -> AgentLearner:
-    """Returns an untrained agent that learns from an untrained teacher."""
-    return AgentLearner(config, Agent(config.agent), make_teacher(config.agent), NoScenes())
+def make_learner(config: RunConfig, agent: Agent | None = None) -> AgentLearner:
+    """Returns an agent, by default an untrained one, that learns from an untrained teacher."""
+    return AgentLearner(config, agent or Agent(config.agent), make_teacher(config.agent), NoScenes())
 
 
 def random_batch(learner: AgentLearner) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,10 @@ class RoundedWeights:
             (layer, name) for layer in layers for name, _ in layer.named_parameters(recurse=False)
         ]
         self._originals = tuple(layer.get_parameter(name) for layer, name in self._places)
-        self._copies = tuple(nn.Parameter(original.detach().to(dtype)) for original in self._originals)
+        self._copies = tuple(
+            nn.Parameter(original.detach().to(dtype), requires_grad=original.requires_grad)
+            for original in self._originals
+        )
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -162,9 +162,11 @@ class _AddAndNorm(torch.autograd.Function):
         else:
             dbefore, parts = gelu_backward(before, dbranch @ matrix)
             dinputs = dbefore @ first
-            dfirst = dbefore.t() @ inputs
-            dfirst_bias = add_up(parts, first.dtype)
-        dmatrix = dbranch.t() @ hidden
+            if ctx.needs_input_grad[2]:  # a core may be trained in part
+                dfirst = dbefore.t() @ inputs
+            if ctx.needs_input_grad[3]:
+                dfirst_bias = add_up(parts, first.dtype)
+        dmatrix = dbranch.t() @ hidden if ctx.needs_input_grad[4] else None
         dinputs = dinputs.view(*total.shape[:2], -1)
         dlayer_bias = dlayer_bias.to(dnormed.dtype)
         return dx, dinputs, dfirst, dfirst_bias, dmatrix, dlayer_bias, None, dweight, dbias, None
