@@ -35,7 +35,7 @@ from stam.episode import rollout
 from stam.loop import Plan
 from stam.objective import Objective, ValueNormaliser, kl_divergence
 from stam.optimisation import autocast, make_optimiser
-from stam.policy import SampledPolicy, random_like, random_locations, unseen_candidates
+from stam.policy import SampledPolicy, perturbed, random_locations, unseen_candidates
 from stam.recipes import get_recipe
 from stam.recording import RecordedFunction
 from stam.settings import cosine
@@ -82,9 +82,8 @@ def learn(
     policy = SampledPolicy(agent.actor, tau)
     generator = torch.Generator(device).manual_seed(0)
 
-    def learn_from(images: Tensor, first_location: Tensor) -> None:
-        with torch.no_grad(), autocast(device, "auto"):
-            log_q = teacher(images)
+    def drawn_glimpses(images: Tensor, first_location: Tensor, log_q: Tensor) -> Iterator[Tensor]:
+        """Yields the paper's loss of actor and critic after each glimpse."""
 
         def sense(locations: Tensor) -> Tensor:
             return agent.grid.cut(images, locations[:, None])[:, 0]
@@ -97,21 +96,22 @@ def learn(
                 if before is not None:  # the core stands still: the look-ahead is the next step
                     losses = objective.attention(before, step.belief, critic, values, log_q)
             if before is not None:
-                optimiser.zero_grad(set_to_none=True)
-                (losses["actor"] + losses["critic"]).backward()
-                optimiser.step()
+                yield losses["actor"] + losses["critic"]
             before = step
 
-    def compare(images: Tensor, first_location: Tensor) -> None:
+    def learn_from(images: Tensor, first_location: Tensor) -> None:
         with torch.no_grad(), autocast(device, "auto"):
             log_q = teacher(images)
-        for loss in compared_glimpses(agent, trial, images, first_location, log_q, glimpses, tau, generator):
+        if "compared" in trial:
+            losses = compared_glimpses(agent, trial, images, first_location, log_q, glimpses, tau, generator)
+        else:
+            losses = drawn_glimpses(images, first_location, log_q)
+        for loss in losses:
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
 
-    learner = compare if "compared" in trial else learn_from
-    learn_fast = RecordedFunction(learner, generator) if device.type == "cuda" else learner
+    learn_fast = RecordedFunction(learn_from, generator) if device.type == "cuda" else learn_from
     shown = Plan(len(data), given.updates, given.batch, 1.0, 0).batches_from((0, 0))
     for number, (_, part) in enumerate(islice(shown, given.updates)):
         done = number / given.updates
@@ -149,8 +149,7 @@ def compared_glimpses(
         with autocast(device, "auto"):
             ratings = agent.actor(state, unseen).float()
         scaled = F.normalize(ratings, dim=1, eps=1e-6) * tau
-        noise = random_like(scaled, generator).clamp_min(1e-20)
-        drawn = (scaled.detach() - (-noise.log()).log()).topk(count, dim=1).indices  # all of them different
+        drawn = perturbed(scaled, generator).topk(count, dim=1).indices  # all of them different
         where = unseen.gather(1, drawn)
         with torch.no_grad(), autocast(device, "auto"):
             several = memory.select(samples.repeat_interleave(count))

@@ -162,8 +162,7 @@ class SampledPolicy(Policy):
         self, log_probabilities: Float[Tensor, "batch locations"], generator: torch.Generator | None
     ) -> Int[Tensor, " batch"]:
         """Draws one location for each sample (by the Gumbel-max trick, so the host never waits)."""
-        noise = random_like(log_probabilities, generator).clamp_min(1e-20)
-        return (log_probabilities.detach() - (-noise.log()).log()).argmax(dim=1)
+        return perturbed(log_probabilities, generator).argmax(dim=1)
 
     def decide(
         self,
@@ -176,6 +175,14 @@ class SampledPolicy(Policy):
         log_probabilities = self.log_probabilities(state, seen, num_seen)
         location = self.pick(log_probabilities, generator)
         return Decision(location, log_probabilities.gather(1, location[:, None]).squeeze(1))
+
+
+def perturbed(
+    logits: Float[Tensor, "batch locations"], generator: torch.Generator | None
+) -> Float[Tensor, "batch locations"]:
+    """Returns logits with Gumbel noise: the largest is a draw, the k largest are draws of different ones."""
+    noise = random_like(logits, generator).clamp_min(1e-20)
+    return logits.detach() - (-noise.log()).log()
 
 
 def random_like(tensor: Tensor, generator: torch.Generator | None) -> Float[Tensor, "..."]:

@@ -10,10 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.launching import cells, in_half, padded
+from stam.kernels.launching import cells, in_half, padded, where_chosen
 from stam.kernels.sums import add_up
 
-# rows in a tile and warps that share it; and into how many parts the samples are cut; not tuned yet
+# rows in a tile and warps that share it, and into how many parts the samples are cut; `benchmarks/kernels.py`
+# tries others
 FORWARD = {"rows": 4, "warps": 2}
 BACKWARD = {"rows": 8, "warps": 4, "parts": 8}
 
@@ -117,9 +118,7 @@ def assemble_backward(
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradient of the products, and that of the table in parts, (parts, entries, width)."""
     (batch, count), width, tile = positions.shape, dtokens.shape[2], BACKWARD["rows"]
-    numbers = torch.arange(count, device=positions.device).expand_as(positions)
-    stands = torch.full((batch, entries - readout), count, device=positions.device)
-    stands.scatter_(1, positions, numbers)
+    stands = where_chosen(positions, entries - readout)
     num_parts = min(BACKWARD["parts"], triton.cdiv(batch, tile))
     parts = torch.empty((num_parts, entries, width), device=dtokens.device)
     dproduct = torch.empty((batch * count, width), dtype=dtype, device=dtokens.device)

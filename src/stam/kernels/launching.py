@@ -45,6 +45,16 @@ def _num_processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def where_chosen(chosen: Tensor, size: int) -> Tensor:
+    """Returns (B, size): where each of `size` entries stands among the (B, K) chosen, none of them twice.
+
+    Those that were not chosen stand at K.
+    """
+    count = chosen.shape[1]
+    places = torch.arange(count, device=chosen.device).expand_as(chosen)
+    return torch.full((len(chosen), size), count, device=chosen.device).scatter_(1, chosen, places)
+
+
 def padded(width: int) -> int:
     """Returns the side of a tile that holds a row."""
     return triton.next_power_of_2(width)

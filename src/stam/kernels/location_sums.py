@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stam.kernels.launching import cells, of_column
+from stam.kernels.launching import cells, of_column, where_chosen
 from stam.kernels.rows import normalise, passed_on, statistics_of
 from stam.kernels.sums import add_up
 
@@ -190,8 +190,7 @@ def share_gradient(
         of_samples, sums, weight, statistics[1], dof_sample, samples, count, width, _TILE, _BLOCK,
         num_warps=4,
     )  # fmt: skip
-    stands = torch.arange(count, device=chosen.device).expand_as(chosen)
-    places = torch.full((samples, locations), count, device=chosen.device).scatter_(1, chosen, stands)
+    places = where_chosen(chosen, locations)
     num_parts = min(SHARE["parts"], triton.cdiv(samples, SHARE["rows"]))
     parts = torch.empty((num_parts, locations, width), device=chosen.device)
     _share_with_locations[(locations, triton.cdiv(width, SHARE["columns"]), num_parts)](
