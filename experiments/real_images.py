@@ -5,7 +5,8 @@
 
 Every agent starts from the same weights, sees the same images in the same order and takes the same number of
 updates. Results come from the checkpoint after the last update: the validation images choose nothing. With
-`--hold-out`, a tenth of the training images takes their place, which is how settings were chosen.
+`--hold-out`, a tenth of the training images takes their place, which is how settings were chosen;
+`--hold-out 0.5` takes half of them.
 `--set` changes settings of the recipe, `--trials` compares several changes, each trained in turn; {"core":
 {"frozen": "mlp"}} among them keeps the MLPs of the core's blocks as they start. `--members` trains several
 agents of other seeds, each for its part of the epochs, and averages their cores into one.
@@ -43,10 +44,10 @@ def in_memory(scenes: Scenes, decode_size: int | None, num_workers: int) -> Cach
     return cached
 
 
-def hold_out(scenes: Scenes) -> tuple[Scenes, Scenes]:
-    """Returns nine tenths of the scenes to learn from, and one tenth to choose settings by."""
+def hold_out(scenes: Scenes, share: float) -> tuple[Scenes, Scenes]:
+    """Returns the scenes to learn from, and a share of them all to choose settings by."""
     order = random_order(len(scenes), "held out", 0)
-    cut = len(scenes) // 10
+    cut = int(len(scenes) * share)
     return Subset(scenes, np.sort(order[cut:])), Subset(scenes, np.sort(order[:cut]))
 
 
@@ -179,7 +180,7 @@ def main() -> None:
     parser.add_argument("--set", default="{}", help='JSON: {"training": {...}, "agent": {...}}')
     parser.add_argument("--trials", default='{"": {}}', help="JSON: a name and changes, for each trial")
     parser.add_argument("--members", type=int, default=1, help="agents to average into one")
-    parser.add_argument("--hold-out", action="store_true")
+    parser.add_argument("--hold-out", type=float, nargs="?", const=0.1, metavar="SHARE")
     parser.add_argument("--seeds", type=int, default=10, help="of the first location, in evaluation")
     parser.add_argument("--glimpses", type=int, default=21, help="to evaluate")
     parser.add_argument("--workers", type=int, default=8)
@@ -195,7 +196,7 @@ def main() -> None:
     train_scenes: Scenes = in_memory(splits.train, base.data.decode_size, arguments.workers)
     val_scenes: Scenes
     if arguments.hold_out:
-        train_scenes, val_scenes = hold_out(train_scenes)
+        train_scenes, val_scenes = hold_out(train_scenes, arguments.hold_out)
     else:
         val_scenes = in_memory(splits.val, None, arguments.workers)
     data = Splits(train_scenes, val_scenes, splits.record)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import math
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from stam.benchmark import (
     training_speed,
 )
 from stam.config import AgentConfig
+from stam.data import RawBatch
 from stam.errors import ConfigError
 from stam.evaluation import core_multiply_adds
 from stam.evaluation.scenes import SceneOrders, random_orders
@@ -63,6 +65,27 @@ def test_every_update_uses_the_weights_of_the_one_before_in_half_precision_too()
     moved = abs(single["supervised"] - standing["supervised"])
     assert moved > 0.3
     assert abs(half["supervised"] - single["supervised"]) < 0.6 * moved
+
+
+@pytest.mark.parametrize("consistency", ["soft", "hard", "none"])
+def test_mixed_images_are_learned_from_with_mixed_labels(consistency, monkeypatch):
+    shown = []
+    raw = RawBatch(
+        torch.randint(256, (16, 3, 40, 40), dtype=torch.uint8),
+        torch.full((16, 2), 40),
+        torch.arange(16) % AGENT.num_classes,
+        torch.arange(16),
+    )
+    made = learner(consistency=consistency, mixup=0.8, cutmix=1.0)
+    learn = made.learn_from
+    monkeypatch.setattr(made, "learn_from", lambda *given: (shown.append(given[:2]), learn(*given)))
+    for _ in range(2):
+        made.train_batch(Place(0, 0, False), raw)
+    images, labels = shown[0]
+    assert labels.shape == (16, AGENT.num_classes) and (labels > 0).sum() > 16
+    torch.testing.assert_close(labels.sum(1), torch.ones(16))
+    assert images.equal(shown[1][0]) and labels.equal(shown[1][1])  # the place in the run decides
+    assert all(math.isfinite(mean) for mean in made.meter.means().values())
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

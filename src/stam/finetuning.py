@@ -17,6 +17,7 @@ from stam import kernels
 from stam.config import AgentConfig
 from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, batches
 from stam.data.augment import Augment
+from stam.data.mixing import erase, mix, smooth_targets
 from stam.data.randomness import random_key
 from stam.errors import ConfigError, require_package
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
@@ -24,7 +25,6 @@ from stam.optimisation import autocast, choose_device, make_optimiser, restore_o
 from stam.pixels import normalise
 from stam.runs import RunFolder
 from stam.settings import DataConfig, TeacherConfig
-from stam.shapes import Float, Int
 from stam.sources import locate
 from stam.teacher import Teacher
 from stam.vit import VisionTransformer
@@ -218,79 +218,3 @@ def whole_image_accuracy(teacher: Teacher, agent: AgentConfig, data: DataConfig,
             images = normalise(raw.images.to(device), agent.mean, agent.std)
             correct += (teacher(images).argmax(dim=1) == raw.labels.to(device)).sum()
     return float(correct) / len(scenes)
-
-
-def smooth_targets(
-    labels: Int[Tensor, " batch"], num_classes: int, smoothing: float
-) -> Float[Tensor, "batch classes"]:
-    """Returns target distributions: the label, less what smoothing spreads over all classes."""
-    targets = F.one_hot(labels, num_classes).float()
-    return targets * (1 - smoothing) + smoothing / num_classes
-
-
-def mix(
-    images: Float[Tensor, "batch channels height width"],
-    targets: Float[Tensor, "batch classes"],
-    mixup: float,
-    cutmix: float,
-    random: np.random.Generator,
-) -> tuple[Float[Tensor, "batch channels height width"], Float[Tensor, "batch classes"]]:
-    """Mixes each image with its mirror place in the batch: blended (mixup) or with a pasted box (CutMix).
-
-    Args:
-        images: Normalised images.
-        targets: Their target distributions.
-        mixup: Alpha of the blend's Beta distribution; 0 turns mixup off.
-        cutmix: Alpha of the box area's; 0 turns CutMix off. With both on, a coin decides for each batch.
-        random: Source of randomness, on the host.
-    """
-    use_cutmix = cutmix > 0 and (mixup <= 0 or random.random() < 0.5)
-    alpha = cutmix if use_cutmix else mixup
-    if alpha <= 0 or len(images) < 2:
-        return images, targets
-    share = float(random.beta(alpha, alpha))
-    if use_cutmix:
-        height, width = images.shape[-2:]
-        side = (1 - share) ** 0.5
-        top, bottom = _span(height, side, random)
-        left, right = _span(width, side, random)
-        mixed = images.clone()
-        mixed[..., top:bottom, left:right] = images.flip(0)[..., top:bottom, left:right]
-        share = 1 - (bottom - top) * (right - left) / (height * width)
-    else:
-        mixed = images * share + images.flip(0) * (1 - share)
-    return mixed, targets * share + targets.flip(0) * (1 - share)
-
-
-def _span(length: int, fraction: float, random: np.random.Generator) -> tuple[int, int]:
-    """Returns a random interval of about that fraction, cut off at the ends."""
-    half = int(length * fraction) // 2
-    centre = int(random.integers(length))
-    return max(0, centre - half), min(length, centre + half)
-
-
-def erase(
-    images: Float[Tensor, "batch channels height width"],
-    probability: float,
-    random: np.random.Generator,
-    generator: torch.Generator,
-) -> Float[Tensor, "batch channels height width"]:
-    """Replaces a random box of some images by noise: 2% to a third of the area, ratio 0.3 to 3.3."""
-    if probability <= 0:
-        return images
-    batch, _, height, width = images.shape
-    area = random.uniform(0.02, 1 / 3, batch) * height * width
-    ratio = np.exp(random.uniform(np.log(0.3), np.log(1 / 0.3), batch))
-    tall = np.clip(np.sqrt(area * ratio), 1, height).astype(int)
-    wide = np.clip(np.sqrt(area / ratio), 1, width).astype(int)
-    top = (random.random(batch) * (height - tall + 1)).astype(int)
-    left = (random.random(batch) * (width - wide + 1)).astype(int)
-    tall = np.where(random.random(batch) < probability, tall, 0)  # nothing is erased of the others
-    boxes = torch.from_numpy(np.stack([top, top + tall, left, left + wide])).to(images.device)[..., None]
-    rows = torch.arange(height, device=images.device)
-    columns = torch.arange(width, device=images.device)
-    inside_rows = (rows >= boxes[0]) & (rows < boxes[1])  # (B, H)
-    inside_columns = (columns >= boxes[2]) & (columns < boxes[3])  # (B, W)
-    inside = (inside_rows[:, :, None] & inside_columns[:, None, :])[:, None]  # (B, 1, H, W)
-    noise = torch.randn(images.shape, generator=generator, device=images.device, dtype=images.dtype)
-    return torch.where(inside, noise, images)

@@ -21,6 +21,8 @@ from stam.errors import StamError
 from stam.policy import Policy, SampledPolicy
 from stam.shapes import Float, Int
 
+Labels = Int[Tensor, " batch"] | Float[Tensor, "batch classes"]  # classes, or how likely each is
+
 CONSISTENCY = ("soft", "hard", "none")
 REWARDS = ("agreement", "gain")
 
@@ -123,12 +125,13 @@ class Objective:
     def classification(
         self,
         belief: Belief,
-        labels: Int[Tensor, " batch"],
+        labels: Labels,
         teacher_log_probabilities: Float[Tensor, "batch classes"],
     ) -> dict[str, Tensor]:
         """Returns L_sup (Eq. 2) and L_consist (Eq. 3) with the weights they have in the sum."""
         if self.consistency == "none":
-            return {"supervised": F.nll_loss(belief.log_probabilities(), labels)}
+            # a softmax of log probabilities changes nothing
+            return {"supervised": F.cross_entropy(belief.log_probabilities(), labels)}
         supervised = F.cross_entropy(belief.class_logits.float(), labels)
         if self.consistency == "hard":
             pseudo_labels = teacher_log_probabilities.argmax(dim=1)
@@ -202,7 +205,7 @@ def training_episode(
     objective: Objective,
     values: ValueNormaliser | None,
     images: Float[Tensor, "batch channels height width"],
-    labels: Int[Tensor, " batch"],
+    labels: Labels,
     teacher_log_probabilities: Float[Tensor, "batch classes"],
     first_location: Int[Tensor, " batch"],
     policy: Policy,

@@ -73,6 +73,9 @@ class TrainingConfig:
         actor_lr: The same for the actor; none takes `base_lr`, as the paper does.
         min_lr: Where the cosine ends.
         weight_decay: AdamW's, on matrices only.
+        mixup: Alpha of mixup: images are blended in pairs, each by a share of its own, and so are labels.
+            0 turns it off, as in the paper. For few images, which long trainings learn by heart.
+        cutmix: Alpha of CutMix: part of an image is another's. With both, a coin decides for each image.
         averaged_batches: Batches over which the weights that are validated and saved are averaged; 1 takes
             the latest weights, as the paper does.
         start_share: Share of the weights the core started from, its classifiers aside, in those that are
@@ -105,6 +108,8 @@ class TrainingConfig:
     actor_lr: float | None = None
     min_lr: float = 1e-6
     weight_decay: float = 0.05
+    mixup: float = 0.0
+    cutmix: float = 0.0
     averaged_batches: int = 1
     start_share: float = 0.0
     tau_start: float = 1.0
@@ -136,6 +141,8 @@ class TrainingConfig:
             "critic_lr",
             "min_lr",
             "weight_decay",
+            "mixup",
+            "cutmix",
             "extra_looks",
             "warmup_epochs",
             "seed",

@@ -19,6 +19,7 @@ from stam.agent import Agent
 from stam.averaging import AveragedWeights
 from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, Subset, batches
 from stam.data.augment import Augment
+from stam.data.mixing import mix_each, smooth_targets
 from stam.data.randomness import random_key, random_order
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
 from stam.objective import Objective, StepLosses, ValueNormaliser, training_episode
@@ -140,11 +141,21 @@ class AgentLearner(Learner):
         with self.pipeline.preparing():
             images = self.augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed)
             labels = raw.labels.to(self.device, non_blocking=True)
+            images, labels = self._mixed(images, labels, seed)
         with self.pipeline.using(images, labels):
             self.learn_from(images, labels, place)
 
+    def _mixed(self, images: Tensor, labels: Tensor, seed: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Mixes images in pairs, if that is asked for; labels become distributions then."""
+        mixup, cutmix = self.training.mixup, self.training.cutmix
+        if mixup == 0 and cutmix == 0:
+            return images, labels
+        random = np.random.Generator(np.random.Philox(random_key("mixing", *seed)))
+        targets = smooth_targets(labels, self.agent.config.num_classes, smoothing=0.0)
+        return mix_each(images, targets, mixup, cutmix, random)
+
     def learn_from(self, images: Tensor, labels: Tensor, place: Place) -> None:
-        """Learns from a batch of augmented images."""
+        """Learns from a batch of augmented images, with their classes or how likely each class is."""
         if is_half(self.device, self.training.precision):
             images = images.bfloat16()  # all readers round them: once is enough, and takes half the memory
         self.tau.fill_(self.training.tau(place.epoch))

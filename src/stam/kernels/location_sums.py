@@ -19,7 +19,7 @@ from stam.kernels.sums import add_up
 _TILE, _BLOCK = 16, 128
 # rows and columns of a tile, warps that share it, loads ahead, and into how many parts samples are cut;
 # `benchmarks/kernels.py` tries others
-COLLECT = {"rows": 8, "columns": 256, "warps": 4, "stages": 1}
+COLLECT = {"rows": 4, "columns": 512, "warps": 2, "stages": 3}
 SHARE = {"rows": 16, "columns": 128, "warps": 4, "stages": 2, "parts": 3}
 
 
