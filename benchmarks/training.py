@@ -158,7 +158,7 @@ def agreement(given: argparse.Namespace) -> Any:
         config, given.device, batch_size=min(64, given.batches[0]), num_glimpses=given.glimpses
     )
     for path in found:
-        print(f"{path.path:<20} {path.difference:.2e}", flush=True)
+        print(f"{path.path:<20} {' '.join(f'{value:.2e}' for value in path.differences)}", flush=True)
     return [dataclasses.asdict(path) for path in found]
 
 

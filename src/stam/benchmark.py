@@ -353,12 +353,13 @@ class Agreement:
     Attributes:
         path: `eager` (plain operations), `kernels` or `recorded`, and the precision.
         losses: Each loss, batch after batch.
-        difference: The largest distance from the float32 eager path, relative to its losses' size.
+        differences: For each batch the largest distance from the float32 eager path, relative to its losses
+            where they are above 1.
     """
 
     path: str
     losses: dict[str, list[float]]
-    difference: float
+    differences: list[float]
 
 
 def loss_agreement(
@@ -387,10 +388,12 @@ def loss_agreement(
             for name, mean in learner.meter.means().items():
                 losses.setdefault(name, []).append(mean)
         reference = results[0].losses if results else losses
-        difference = max(
-            abs(a - b) / max(1.0, abs(b))
-            for name in losses
-            for a, b in zip(losses[name], reference[name], strict=True)
-        )
-        results.append(Agreement(f"{path} {precision}", losses, difference))
+        differences = [
+            max(
+                abs(losses[name][batch] - mean[batch]) / max(1.0, abs(mean[batch]))
+                for name, mean in reference.items()
+            )
+            for batch in range(num_batches)
+        ]
+        results.append(Agreement(f"{path} {precision}", losses, differences))
     return results
