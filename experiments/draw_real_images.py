@@ -46,7 +46,7 @@ def draw_alike(results: list[dict[str, Any]]) -> bytes:
         add_curve(apart, position, result, np.array(results[0]["mean"]), band=1)
     for axes in (whole, apart):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    apart.set_ylim(-3, 2.5)
+    apart.set_ylim(-4, 2.5)
     legend(figure, LIGHT, columns=len(results))
     return to_bytes(figure)
 
@@ -105,11 +105,14 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     for dataset in AUTHORS:
-        alike, long, learned, choosers = (
-            arguments.results / f"{dataset}{end}.json" for end in ("", "-240s", "-learned", "-choosers")
+        for alike in ("", "-extra-looks"):
+            found = arguments.results / f"{dataset}{alike}.json"
+            if found.exists():
+                picture = draw_alike(json.loads(found.read_text()))
+                (arguments.out / f"{dataset}{alike}-curves.png").write_bytes(picture)
+        long, learned, choosers = (
+            arguments.results / f"{dataset}{end}.json" for end in ("-240s", "-learned", "-choosers")
         )
-        if alike.exists():
-            (arguments.out / f"{dataset}-curves.png").write_bytes(draw_alike(json.loads(alike.read_text())))
         if long.exists():
             picture = draw(json.loads(long.read_text()), AUTHORS[dataset])
             (arguments.out / f"{dataset}-240s.png").write_bytes(picture)
