@@ -2,8 +2,11 @@
 
 import importlib.util
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +50,7 @@ def blocks(file: str, language: str) -> list[str]:
 
 def documented_commands(file: str) -> list[str]:
     lines = "".join(blocks(file, "sh")).splitlines()
-    return [line.split("  #")[0].strip() for line in lines if line.startswith("stam ")]
+    return [line.split("  #")[0].strip() for line in lines if line.startswith(("stam ", "torchrun "))]
 
 
 @pytest.fixture
@@ -93,10 +96,25 @@ def test_documented_commands_work(file, workplace, monkeypatch):
     assert len(commands) >= 3
     for command in commands:
         words = shlex.split(command)[1:]
+        if command.startswith("torchrun "):
+            run_together(words)
+            continue
         if "--resume" in words:
             (workplace / words[words.index("--out") + 1] / "state.pt").unlink(missing_ok=True)
         cli.main([*words, *toy_options(words)])
     assert not any("serve" in command for command in commands) or served
+
+
+def run_together(words: list[str]) -> None:
+    """Runs what `torchrun` is told to; the program itself may not be on the path."""
+    of_stam = words[words.index("stam") + 1 :]
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *rendezvous, *words, *toy_options(of_stam)],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        check=True,
+        timeout=120,
+    )
 
 
 def test_the_readmes_python_runs(capsys):

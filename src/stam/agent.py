@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stam import episode, kernels
+from stam import distributed, episode, kernels
 from stam.config import AgentConfig
 from stam.episode import Belief, Trace
 from stam.errors import StamError
@@ -45,17 +45,36 @@ class RowNorm(nn.BatchNorm1d):
     """
 
     def forward(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "rows features"]:
-        """Normalises over the rows."""
+        """Normalises over the rows, those of all processes if there are several."""
+        if self.training and distributed.is_distributed():
+            return self._over_processes(rows)
         if self.training and rows.shape[0] == 1:
             mean, variance = self.running_mean, self.running_var
             return F.batch_norm(rows, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
         return super().forward(rows)
 
+    def _over_processes(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "rows features"]:
+        count, single = rows.shape[0] * distributed.world_size(), rows.float()
+        centred = single - distributed.global_row_sum(single) / count
+        variance = distributed.global_row_sum(centred.square()) / count
+        assert self.momentum is not None and self.running_mean is not None and self.running_var is not None
+        with torch.no_grad():
+            mean = (single - centred)[0]
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * count / max(count - 1, 1), self.momentum)
+            self.get_buffer("num_batches_tracked").add_(1)
+        normalised = centred * (variance + self.eps).rsqrt()
+        return torch.addcmul(self.bias, normalised, self.weight).to(rows.dtype)
+
+    def _has_kernels(self, rows: Tensor, count: int) -> bool:
+        """Tells whether kernels of ours can train it: they know the rows of one process alone."""
+        return self.training and count > 1 and kernels.usable(rows) and not distributed.is_distributed()
+
     def then_relu(
         self, rows: Float[Tensor, "rows inputs"], layer: nn.Linear | None = None
     ) -> Float[Tensor, "rows features"]:
         """Normalises rows, or what a layer makes of them, then rectifies."""
-        if self.training and rows.shape[0] > 1 and kernels.usable(rows):
+        if self._has_kernels(rows, rows.shape[0]):
             from stam.kernels.rows import linear_norm_relu, norm_relu
 
             if layer is None:
@@ -67,7 +86,7 @@ class RowNorm(nn.BatchNorm1d):
         self, rows: Float[Tensor, "rows inputs"], layer: nn.Linear, final: nn.Linear
     ) -> Float[Tensor, " rows"]:
         """Normalises what a layer makes of rows, rectifies, and ends with a layer of one output."""
-        if self.training and rows.shape[0] > 1 and kernels.usable(rows):
+        if self._has_kernels(rows, rows.shape[0]):
             from stam.kernels.rows import linear_norm_relu_dot
 
             return linear_norm_relu_dot(rows, (layer.weight, layer.bias), self, (final.weight, final.bias))
@@ -80,7 +99,7 @@ class RowNorm(nn.BatchNorm1d):
         chosen: Int[Tensor, "batch candidates"],
     ) -> Float[Tensor, "rows features"]:
         """Normalises of_sample[b] + of_location[chosen[b, k]], a row for each b and k, then rectifies."""
-        if self.training and chosen.numel() > 1 and kernels.usable(of_sample):
+        if self._has_kernels(of_sample, chosen.numel()):
             from stam.kernels.location_sums import sum_norm_relu
 
             return sum_norm_relu(of_sample, of_location, chosen, self)

@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stam import kernels
+from stam import distributed, kernels
 from stam.config import AgentConfig
 from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, batches
 from stam.data.augment import Augment
 from stam.data.mixing import erase, mix, smooth_targets
 from stam.data.randomness import random_key
 from stam.errors import ConfigError, require_package
-from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
-from stam.optimisation import autocast, choose_device, make_optimiser, restore_optimiser
+from stam.loop import Learner, Meter, MetricLogger, Place, Plan, host_random, num_workers, restore, run_loop
+from stam.optimisation import autocast, choose_device, gradients, make_optimiser, restore_optimiser
 from stam.pixels import normalise
 from stam.runs import RunFolder
 from stam.settings import DataConfig, TeacherConfig
@@ -152,7 +152,7 @@ class TeacherLearner(Learner):
         seed = (config.seed, place.epoch, place.batch)
         images = self.augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed)
         labels = raw.labels.to(self.device, non_blocking=True)
-        host = np.random.Generator(np.random.Philox(random_key("mixing", *seed)))
+        host = host_random("mixing", *seed)
         generator = torch.Generator(self.device).manual_seed(random_key("batch", *seed) >> 1)
         targets = smooth_targets(labels, len(self.record["labels"]), config.smoothing)
         images, targets = mix(images, targets, config.mixup, config.cutmix, host)
@@ -164,6 +164,7 @@ class TeacherLearner(Learner):
             loss = torch.stack([F.cross_entropy(part.float(), targets) for part in logits]).mean()
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
+        distributed.average(gradients(self.optimiser))
         self.optimiser.step()
         self.meter.add({"supervised": loss})
 
@@ -177,7 +178,8 @@ class TeacherLearner(Learner):
         """Returns the mean loss, and the accuracy when a validation is due."""
         metrics: dict[str, Any] = {"lr/model": self.config.learning_rate(epoch)}
         metrics |= {f"loss/{name}": mean for name, mean in self.meter.means().items()}
-        if (epoch + 1) % self.config.validate_every == 0 or epoch + 1 == self.config.epochs:
+        due = (epoch + 1) % self.config.validate_every == 0 or epoch + 1 == self.config.epochs
+        if due and distributed.rank() == 0:
             teacher = Teacher(self.model, len(self.record["labels"]))
             metrics["val/score"] = whole_image_accuracy(teacher, self.agent, self.data, self.val_scenes)
             self.model.requires_grad_(True)

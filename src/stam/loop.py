@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from stam import distributed
 from stam.data import BatchLoader, CachedScenes, RawBatch, Scenes, TrainingView, batches, epoch_indices
+from stam.data.randomness import random_key
 from stam.errors import StamError
 from stam.runs import RunFolder, interruptible
 from stam.settings import DataConfig
@@ -58,9 +60,9 @@ class Plan:
     seed: int
 
     def batches_of(self, epoch: int) -> list[np.ndarray]:
-        """Returns the batches of one epoch, as indices of scenes."""
+        """Returns the batches of one epoch, as indices of scenes: the part of each that is this process's."""
         chosen = epoch_indices(self.num_scenes, epoch, self.fraction, self.seed, self.batch_size)
-        return batches(chosen, self.batch_size)
+        return batches(chosen, self.batch_size, distributed.rank(), distributed.world_size())
 
     def num_batches(self) -> int:
         """Returns the number of batches of the whole run."""
@@ -134,7 +136,8 @@ class Meter:
             together[-1] += len(several)
 
     def means(self) -> dict[str, float]:
-        """Returns the means of what was added since, and starts over."""
+        """Returns the means of what was added since, over all processes, and starts over."""
+        distributed.average(self.sums.values())
         totals: dict[str, float] = {}
         counts: dict[str, float] = {}
         for names, sums in self.sums.items():
@@ -144,6 +147,12 @@ class Meter:
                 totals[name] = totals.get(name, 0.0) + total
                 counts[name] = counts.get(name, 0.0) + count
         return {name: total / counts[name] for name, total in totals.items() if counts[name]}
+
+
+def host_random(purpose: str, *key: int) -> np.random.Generator:
+    """Returns random numbers for a batch on the host, others in each process."""
+    own = (distributed.rank(),) if distributed.rank() > 0 else ()
+    return np.random.Generator(np.random.Philox(random_key(purpose, *key, *own)))
 
 
 def num_workers(data: DataConfig) -> int:
@@ -169,6 +178,7 @@ def run_loop(
         Interrupted: Ctrl-C or a termination; the state was saved after the batch in hand.
     """
     saved = began = time.monotonic()
+    is_first = distributed.rank() == 0  # it alone writes
     shown: dict[str, str] = {}
     planned = list(plan.batches_from(learner.position))
     total = plan.num_batches()
@@ -179,6 +189,7 @@ def run_loop(
         unit="img",
         file=sys.stderr,
         mininterval=0.5,
+        disable=distributed.rank() > 0,
     )
     with interruptible() as interruption, bar:
         for place, raw in load_batches(scenes, planned, data):
@@ -187,21 +198,37 @@ def run_loop(
             finished = learner.position[0] == plan.epochs
             if place.last_of_epoch:
                 metrics = {"epoch": place.epoch} | learner.end_epoch(place.epoch)
-                run.log(metrics)
-                run.log({"epoch": place.epoch, "seconds": time.monotonic() - began}, "timing.jsonl")
-                for logger in loggers:
-                    logger(metrics)
+                if is_first:
+                    note(learner, run, metrics, time.monotonic() - began, loggers)
                 shown |= {"epoch": f"{place.epoch + 1}/{plan.epochs}"} | learner.progress(metrics)
                 bar.set_postfix(shown, refresh=False)
-                if metrics.get("val/score", -1.0) > learner.best:
-                    learner.best = metrics["val/score"]
-                    learner.save(run.path / "best")
             bar.update(plan.batch_size)
-            if finished or interruption or time.monotonic() - saved > 60 * save_minutes:
+            stopped = distributed.any_process(bool(interruption))
+            due = finished or stopped or time.monotonic() - saved > 60 * save_minutes
+            if due and is_first:
                 save(learner, run)
                 saved = time.monotonic()
-            if interruption and not finished:
-                raise Interrupted(f"interrupted and saved; to go on: {how_to_resume}")
+            if stopped and not finished:
+                message = f"interrupted and saved; to go on: {how_to_resume}"
+                raise Interrupted(message if is_first else "")
+    distributed.wait()  # what the first process saves is there for all
+
+
+def note(
+    learner: Learner,
+    run: RunFolder,
+    metrics: dict[str, Any],
+    seconds: float,
+    loggers: tuple[MetricLogger, ...],
+) -> None:
+    """Writes down an epoch's metrics, and keeps the model if it is the best so far."""
+    run.log(metrics)
+    run.log({"epoch": metrics["epoch"], "seconds": seconds}, "timing.jsonl")
+    for logger in loggers:
+        logger(metrics)
+    if metrics.get("val/score", -1.0) > learner.best:
+        learner.best = metrics["val/score"]
+        learner.save(run.path / "best")
 
 
 def save(learner: Learner, run: RunFolder) -> None:

@@ -44,6 +44,12 @@ def restore_optimiser(
         group["lr"], group["capturable"] = rates[group["part"]], _on_gpu(rates)
 
 
+def gradients(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    """Returns the gradients an optimiser is about to use."""
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
 def _on_gpu(rates: Mapping[str, Tensor]) -> bool:
     return all(rate.device.type == "cuda" for rate in rates.values())
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stam.config import require_choice
+from stam.distributed import draw_rows
 from stam.errors import StamError
 from stam.grid import Grid
 from stam.shapes import Bool, Float, Int
@@ -187,16 +188,21 @@ def perturbed(
 
 def random_like(tensor: Tensor, generator: torch.Generator | None) -> Float[Tensor, "..."]:
     """Returns uniform noise of the tensor's shape, drawn where the generator lives."""
+    count, *rest = tensor.shape
     device = tensor.device if generator is None else generator.device
-    return torch.rand(tensor.shape, generator=generator, device=device).to(tensor.device)
+    noise = draw_rows(lambda rows: torch.rand(rows, *rest, generator=generator, device=device), count)
+    return noise.to(tensor.device)
 
 
 def random_locations(
     grid: Grid, batch_size: int, device: torch.device, generator: torch.Generator | None = None
 ) -> Int[Tensor, " batch"]:
     """Draws the first location of each sample, uniformly and independently."""
-    where = device if generator is None else generator.device
-    return torch.randint(grid.num_locations, (batch_size,), generator=generator, device=where).to(device)
+    where, highest = device if generator is None else generator.device, grid.num_locations
+    drawn = draw_rows(
+        lambda rows: torch.randint(highest, (rows,), generator=generator, device=where), batch_size
+    )
+    return drawn.to(device)
 
 
 def unseen_candidates(

@@ -24,6 +24,7 @@ import torch
 
 from stam.config import from_plain, to_plain
 from stam.data import SplitRecord, load_record, save_record
+from stam.distributed import is_distributed
 from stam.errors import StamError
 from stam.settings import RunConfig
 
@@ -183,11 +184,14 @@ class Interruption:
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after the batch; a second stops at once."""
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the batch; a second stops at once.
+
+    Of several processes each gets Ctrl-C twice, the second time from torchrun: there it changes nothing.
+    """
     interruption = Interruption()
 
     def request(number: int, frame: FrameType | None) -> None:
-        if interruption.requested:
+        if interruption.requested and not is_distributed():
             raise KeyboardInterrupt
         interruption.requested = True
 

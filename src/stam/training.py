@@ -14,16 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stam import kernels
+from stam import distributed, kernels
 from stam.agent import Agent
 from stam.averaging import AveragedWeights
 from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, Subset, batches
 from stam.data.augment import Augment
 from stam.data.mixing import mix_each, smooth_targets
 from stam.data.randomness import random_key, random_order
-from stam.loop import Learner, Meter, MetricLogger, Place, Plan, num_workers, restore, run_loop
+from stam.loop import Learner, Meter, MetricLogger, Place, Plan, host_random, num_workers, restore, run_loop
 from stam.objective import Objective, StepLosses, ValueNormaliser, training_episode
-from stam.optimisation import autocast, choose_device, is_half, make_optimiser, restore_optimiser
+from stam.optimisation import (
+    autocast,
+    choose_device,
+    gradients,
+    is_half,
+    make_optimiser,
+    restore_optimiser,
+)
 from stam.pixels import normalise
 from stam.policy import Policy, RandomPolicy, SampledPolicy, random_locations
 from stam.recording import Pipeline, RecordedFunction
@@ -71,7 +78,7 @@ def train(
         config.data,
         "training",
         training.save_minutes,
-        f"stam train --resume --out {run.path}",
+        f"{distributed.launcher()} train --resume --out {run.path}",
         loggers,
     )
     if learner.averaged is not None:
@@ -131,7 +138,8 @@ class AgentLearner(Learner):
         self.tau = torch.ones((), device=self.device)
         self.meter = Meter()
         self.pipeline = Pipeline(self.device)
-        self.record = self.training.compile and self.device.type == "cuda"
+        alone = not distributed.is_distributed()  # exchanges between processes are not recorded
+        self.record = self.training.compile and self.device.type == "cuda" and alone
         self._recorded: RecordedFunction | None = None  # it holds for one kind of policy
         self._recorded_policy: type[Policy] | None = None
 
@@ -150,7 +158,7 @@ class AgentLearner(Learner):
         mixup, cutmix = self.training.mixup, self.training.cutmix
         if mixup == 0 and cutmix == 0:
             return images, labels
-        random = np.random.Generator(np.random.Philox(random_key("mixing", *seed)))
+        random = host_random("mixing", *seed)
         targets = smooth_targets(labels, self.agent.config.num_classes, smoothing=0.0)
         return mix_each(images, targets, mixup, cutmix, random)
 
@@ -223,6 +231,7 @@ class AgentLearner(Learner):
             step.total.backward()
             if self.rounded is not None:
                 self.rounded.hand_over_gradients()
+            distributed.average(gradients(self.optimiser))
             self.optimiser.step()
             yield step
 
@@ -257,7 +266,8 @@ class AgentLearner(Learner):
         metrics |= {f"lr/{part}": rate for part, rate in self.learning_rates(epoch).items()}
         means = self.meter.means()
         metrics |= {name if name == "reward" else f"loss/{name}": mean for name, mean in means.items()}
-        if (epoch + 1) % training.validate_every == 0 or epoch + 1 == training.epochs:
+        due = (epoch + 1) % training.validate_every == 0 or epoch + 1 == training.epochs
+        if due and distributed.rank() == 0:
             with self._averaged():
                 accuracy = validate(self.agent, self.config, self.val_scenes)
             metrics |= {f"val/accuracy@{n}": accuracy[n - 1] for n in budgets(training.num_glimpses)}

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stam import kernels
+from stam.distributed import draw_rows
 from stam.lookup import look_up
 from stam.packing import Linear
 from stam.shapes import Float, Int
@@ -219,7 +220,11 @@ class VisionTransformer(nn.Module):
         rates = self.get_buffer("drop_path_rates")
         keep = (1 - rates).view(-1, 1, 1, 1, 1)
         device = generator.device if generator is not None else rates.device
-        noise = torch.rand(len(rates), 2, batch_size, 1, 1, generator=generator, device=device)
+        noise = draw_rows(
+            lambda rows: torch.rand(len(rates), 2, rows, 1, 1, generator=generator, device=device),
+            batch_size,
+            dim=2,
+        )
         return (noise.to(rates.device) < keep) / keep
 
     def forward(

@@ -65,5 +65,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _complain(message: str) -> int:
-    print(f"stam: {message}", file=sys.stderr)
+    if message:  # of several processes that stop together, one says it
+        print(f"stam: {message}", file=sys.stderr)
     return 2

@@ -1,18 +1,15 @@
 """`stam evaluate`: accuracy after each glimpse, early termination, calibration, cost."""
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import tyro
 
 from stam import distributed
 from stam.cli.parsing import next_command, parse
+from stam.cli.processes import processes
 from stam.config import require
 from stam.errors import StamError
 from stam.evaluation import (
@@ -27,7 +24,6 @@ from stam.evaluation import (
     save_examples,
 )
 from stam.evaluation.opening import EVALUATION_FILE, EXAMPLES_FILE
-from stam.optimisation import choose_device
 
 
 @dataclass(frozen=True)
@@ -92,25 +88,6 @@ def run(arguments: list[str]) -> None:
             next_command(f"stam figures {given.run}")
         else:
             next_command(f"stam figures {given.run} --evaluation {path}")
-
-
-@contextmanager
-def processes(device: str) -> Iterator[torch.device]:
-    """Joins the processes that `torchrun` started, if it did, and yields this one's device."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or distributed.is_distributed():
-        yield choose_device(device)
-        return
-    name = device
-    if device == "auto" and torch.cuda.is_available():
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    chosen = choose_device(name)
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    dist.init_process_group("gloo")  # only small results are exchanged, and they lie on the host
-    try:
-        yield chosen
-    finally:
-        dist.destroy_process_group()
 
 
 def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:

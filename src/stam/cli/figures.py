@@ -9,8 +9,9 @@ from typing import Any
 import tyro
 
 from stam.cli.evaluate import Arguments as EvaluateArguments
-from stam.cli.evaluate import examples_path, measure, processes
+from stam.cli.evaluate import examples_path, measure
 from stam.cli.parsing import next_command, parse
+from stam.cli.processes import processes
 from stam.config import require_choice
 from stam.errors import StamError, require_package
 from stam.evaluation import load_evaluation, load_examples

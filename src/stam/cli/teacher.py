@@ -9,17 +9,19 @@ from typing import Annotated
 import torch
 import tyro
 
+from stam import distributed
 from stam.cli.data import open_data
 from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
-from stam.cli.train import RECIPES_AND_DATA, choose_recipe, with_classes
+from stam.cli.processes import processes
+from stam.cli.train import RECIPES_AND_DATA, begin_folder, choose_recipe, with_classes
 from stam.config import AgentConfig
 from stam.finetuning import build_student, finetune
 from stam.loop import Plan
 from stam.optimisation import choose_device
 from stam.recipes import get_recipe
 from stam.runs import RunFolder
-from stam.settings import DataConfig, RunConfig, TeacherConfig
+from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,12 @@ def run(arguments: list[str]) -> None:
         more_help=RECIPES_AND_DATA,
     )
     out = require_out(parsed.out, "stam teacher tiny path/to/images --out RUN")
+    with processes(parsed.teacher.device):
+        work(parsed, recipe, base.training, out)
+
+
+def work(parsed: Arguments, recipe: str, training: TrainingConfig, out: Path) -> None:
+    """Does what the arguments say."""
     if parsed.resume:
         folder = RunFolder.open(out)
         config = folder.config()
@@ -76,7 +84,7 @@ def run(arguments: list[str]) -> None:
     else:
         splits = open_data(parsed.data)
         agent = with_classes(parsed.agent, splits.train.classes)
-        training = dataclasses.replace(base.training, num_glimpses=1)
+        training = dataclasses.replace(training, num_glimpses=1)
         config = RunConfig(
             agent, parsed.data, training, parsed.teacher, parsed.init, None, parsed.class_indices
         )
@@ -87,9 +95,8 @@ def run(arguments: list[str]) -> None:
         config.teacher_training, config.agent, config.init, splits.train.classes, config.class_indices
     )
     if not parsed.resume:
-        folder = RunFolder.create(out)
-        folder.write_record(f"teacher:{recipe}", config, splits.record)
-    loggers = (tensorboard_logger(folder.path),) if parsed.tensorboard else ()
+        folder = begin_folder(out, f"teacher:{recipe}", config, splits.record)
+    loggers = (tensorboard_logger(folder.path),) if parsed.tensorboard and distributed.rank() == 0 else ()
     finetune(
         folder,
         config.teacher_training,
@@ -100,8 +107,10 @@ def run(arguments: list[str]) -> None:
         splits.train,
         splits.val,
         parsed.resume,
-        f"stam teacher --resume --out {folder.path}",
+        f"{distributed.launcher()} teacher --resume --out {folder.path}",
         loggers,
     )
+    if distributed.rank() > 0:
+        return
     print(f"the teacher is in {folder.path / 'best'}", file=sys.stderr)
     next_command(f"stam train {recipe} {config.data.path} --teacher {folder.path} --out RUN")

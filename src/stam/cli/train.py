@@ -9,12 +9,14 @@ from typing import Annotated
 import torch
 import tyro
 
+from stam import distributed
 from stam.agent import Agent
 from stam.cli.data import open_data
 from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
+from stam.cli.processes import processes
 from stam.config import AgentConfig, require
-from stam.data import Scenes
+from stam.data import Scenes, SplitRecord
 from stam.errors import ConfigError
 from stam.finetuning import build_student, finetune
 from stam.loop import Plan
@@ -93,11 +95,17 @@ def run(arguments: list[str], quietly: bool = False) -> None:
         more_help=RECIPES_AND_DATA,
     )
     out = require_out(parsed.out, "stam train digits --out RUN")
-    if parsed.resume:
-        resume(out, parsed.tensorboard, options)
-        if not quietly:
+    with processes(parsed.training.device):
+        if parsed.resume:
+            resume(out, parsed.tensorboard, options)
+        else:
+            begin(parsed, recipe, out)
+        if not quietly and distributed.rank() == 0:
             say_next(out)
-        return
+
+
+def begin(parsed: Arguments, recipe: str, out: Path) -> None:
+    """Trains an agent from its start."""
     config = RunConfig(
         parsed.agent,
         parsed.data,
@@ -117,11 +125,16 @@ def run(arguments: list[str], quietly: bool = False) -> None:
     teacher = None
     if config.teacher is not None:
         teacher = open_teacher(config.teacher, splits.train.classes, config.agent, config.class_indices)
-    folder = RunFolder.create(out)
-    folder.write_record(recipe, config, splits.record)
+    folder = begin_folder(out, recipe, config, splits.record)
     finish(folder, config, agent, teacher, splits.train, splits.val, False, parsed.tensorboard)
-    if not quietly:
-        say_next(out)
+
+
+def begin_folder(out: Path, recipe: str, config: RunConfig, split: SplitRecord) -> RunFolder:
+    """Makes the run folder, once for all processes."""
+    if distributed.rank() == 0:
+        RunFolder.create(out).write_record(recipe, config, split)
+    distributed.wait()
+    return RunFolder(out)
 
 
 def refuse(options: list[str], names: tuple[str, ...], why: str) -> None:
@@ -163,7 +176,7 @@ def finish(
     tensorboard: bool,
 ) -> None:
     """Fine-tunes a teacher where there is none, then trains the agent."""
-    loggers = (tensorboard_logger(folder.path),) if tensorboard else ()
+    loggers = (tensorboard_logger(folder.path),) if tensorboard and distributed.rank() == 0 else ()
     if teacher is None:
         teacher = own_teacher(folder, config, train_scenes, val_scenes)
     train(folder, config, agent, teacher, train_scenes, val_scenes, resumed, loggers)
@@ -179,7 +192,8 @@ def own_teacher(folder: RunFolder, config: RunConfig, train_scenes: Scenes, val_
     """Fine-tunes the run's own teacher in `RUN/teacher`, or goes on with it."""
     inner = RunFolder(folder.path / "teacher")
     inner.path.mkdir(exist_ok=True)
-    print("no teacher given: fine-tuning one on the data first", file=sys.stderr)
+    if distributed.rank() == 0:
+        print("no teacher given: fine-tuning one on the data first", file=sys.stderr)
     model, record = build_student(
         config.teacher_training, config.agent, config.init, train_scenes.classes, config.class_indices
     )
@@ -193,7 +207,7 @@ def own_teacher(folder: RunFolder, config: RunConfig, train_scenes: Scenes, val_
         train_scenes,
         val_scenes,
         resume=inner.state_file.exists(),
-        how_to_resume=f"stam train --resume --out {folder.path}",
+        how_to_resume=f"{distributed.launcher()} train --resume --out {folder.path}",
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stam import distributed
 from stam.config import IMAGENET_MEAN, IMAGENET_STD, require, require_choice
 from stam.data import randaugment
 from stam.data.randomness import random_words
@@ -119,7 +120,8 @@ class Augment:
     ) -> Tensor:
         config, sizes = self.config, sizes.cpu()
         num_draws = _NUM_FLIP_DRAWS + _NUM_CROP_DRAWS + config.num_ops * randaugment.NUM_DRAWS
-        uniform = _uniform(len(images) * num_draws, seed).reshape(len(images), num_draws)
+        first, of_all = distributed.rank() * len(images), distributed.world_size() * len(images)
+        uniform = _uniform(of_all * num_draws, seed).reshape(of_all, num_draws)[first : first + len(images)]
         ends = np.cumsum([_NUM_FLIP_DRAWS, _NUM_CROP_DRAWS])
         for_flips, for_crops, for_ops = np.split(uniform, ends, axis=1)
         flips = torch.from_numpy(for_flips < (config.vertical_flip, config.horizontal_flip))

@@ -1,0 +1,30 @@
+"""Commands that several processes run together, as `torchrun` starts them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from stam import distributed
+from stam.optimisation import choose_device
+
+
+@contextmanager
+def processes(device: str) -> Iterator[torch.device]:
+    """Joins the processes that `torchrun` started, if it did, and yields this one's device."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or distributed.is_distributed():
+        yield choose_device(device)
+        return
+    name = device
+    if device == "auto" and torch.cuda.is_available():
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    chosen = choose_device(name)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield chosen
+    finally:
+        dist.destroy_process_group()
