@@ -23,7 +23,8 @@ from stam.data import Splits, Subset, open_scenes
 from stam.recipes import get_recipe, vary
 from stam.runs import RunFolder
 from stam.sources import open_teacher, start_agent
-from stam.training import train, validate
+from stam.training import train
+from stam.validation import validate
 
 
 def run_one(task: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from stam.drawing import Story, save_gif, save_strip
 from stam.pixels import normalise
 from stam.runs import RunFolder
 from stam.settings import RunConfig
-from stam.training import validate
+from stam.validation import validate
 
 POLICIES = ("learned", "random", "plus", "spiral")
 SHOWN_GLIMPSES = 14
