@@ -1,6 +1,7 @@
 """Packed weights say what the weights say, are packed again when those change, and leave no trace."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ CONFIG = stam.AgentConfig(
     image_size=32,
     glimpse_size=8,
     patch_size=4,
-    width=128,
+    width=192,
     depth=2,
-    num_heads=2,
+    num_heads=3,
     actor_width=512,
     critic_width=8,
 )
@@ -70,19 +71,75 @@ def test_small_layers_are_left_alone():
         assert [layer.packed is None for layer in layers] == [True, not torch.backends.mkldnn.is_available()]
 
 
-def test_a_look_agrees_with_beliefs_computed_without_packing():
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_look_agrees_with_what_is_computed_without_packing(depth):
     torch.manual_seed(0)
-    agent = stam.Agent(CONFIG).eval()
+    agent = train_norms(stam.Agent(dataclasses.replace(CONFIG, depth=depth)).eval())
     images = torch.randn(3, 3, 32, 32)
     trace = agent.look(images, 5)
+    seen = torch.zeros(3, 16, dtype=torch.bool)
     for count in range(1, 6):
         locations = trace.locations[:, :count]
         patches = agent.grid.patches(agent.grid.cut(images, locations))
         with torch.no_grad():
             belief = agent.believe(stam.agent.Memory(locations, patches))
+            seen = seen.scatter(1, locations, True)
+            chosen = agent.policy().choose(belief.state, seen)
         torch.testing.assert_close(
             trace.class_logits[:, count - 1], belief.class_logits, atol=1e-5, rtol=1e-4
         )
+        assert count == 5 or chosen.equal(trace.locations[:, count])
+
+
+def train_norms(agent: stam.Agent) -> stam.Agent:
+    """Gives the actor's norms something to do."""
+    for norm in (agent.actor.bn0, agent.actor.bn1, agent.actor.bn2):
+        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            tensor.data.uniform_(0.5, 1.5)
+    return agent
+
+
+@packs
+@torch.no_grad()
+def test_packed_layers_include_the_norm_that_comes_next():
+    torch.manual_seed(0)
+    actor = train_norms(stam.Agent(CONFIG).eval()).actor
+    weights, state = PackedWeights(actor), torch.randn(3, 2 * CONFIG.width)
+    candidates = torch.arange(12).repeat(3, 1)
+    plain = actor(state, candidates)
+    with weights.in_use(), actor.thinking():
+        assert actor.fc1.packed_with_norm is not None
+        torch.testing.assert_close(actor(state, candidates), plain, atol=1e-5, rtol=1e-4)
+    actor.bn2.running_mean.add_(1)
+    moved = actor(state, candidates)
+    assert not torch.allclose(moved, plain)
+    with weights.in_use(), actor.thinking():
+        torch.testing.assert_close(actor(state, candidates), moved, atol=1e-5, rtol=1e-4)
+    actor.train()  # a norm that is trained is not included
+    learning = copy.deepcopy(actor)(state, candidates)
+    with weights.in_use(), actor.thinking():
+        assert actor.fc1.packed_with_norm is None
+        torch.testing.assert_close(actor(state, candidates), learning, atol=1e-5, rtol=1e-4)
+
+
+@packs
+@torch.no_grad()
+def test_what_was_begun_with_other_weights_is_not_gone_on_with():
+    torch.manual_seed(0)
+    agent = stam.Agent(CONFIG).eval()
+    glimpses, locations = torch.randn(2, 2, 3, 8, 8), torch.tensor([[3, 5], [6, 2]])
+    with agent.thinking():
+        memory = agent.remember(None, glimpses[0], locations[0])
+        assert agent.core.can_go_on(memory.started)
+    for parameter in agent.parameters():
+        parameter.mul_(1.1)
+    with agent.thinking():
+        memory = agent.remember(memory, glimpses[1], locations[1])
+        assert memory.started is None
+        found = agent.believe(memory).class_logits
+    plain = agent.remember(agent.remember(None, glimpses[0], locations[0]), glimpses[1], locations[1])
+    assert plain.started is None
+    torch.testing.assert_close(found, agent.believe(plain).class_logits, atol=1e-5, rtol=1e-4)
 
 
 def test_an_agent_that_is_trained_after_a_look_looks_with_its_new_weights():

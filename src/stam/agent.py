@@ -20,22 +20,30 @@ from stam.errors import StamError
 from stam.grid import Grid
 from stam.live import Session
 from stam.lookup import look_up
-from stam.packing import Linear, PackedWeights
+from stam.packing import Linear, PackedWeights, multiply_and_rectify, scale_and_shift
 from stam.policy import Policy, make_policy, random_locations
 from stam.shapes import Float, Int
-from stam.vit import VisionTransformer
+from stam.vit import Started, VisionTransformer
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The glimpses an agent has seen: their locations and their pixels as flat patches in token order."""
+    """The glimpses an agent has seen.
+
+    Attributes:
+        locations: Where.
+        patches: Their pixels as flat patches in token order.
+        started: What the core makes of each patch alone, where it was computed as the glimpse came.
+    """
 
     locations: Int[Tensor, "batch glimpses"]
     patches: Float[Tensor, "batch tokens pixels"]
+    started: Started | None = None
 
     def select(self, samples: Int[Tensor, " kept"]) -> "Memory":
         """Returns the memory of some samples, as when the others are done and leave the batch."""
-        return Memory(self.locations[samples], self.patches[samples])
+        started = None if self.started is None else self.started.select(samples)
+        return Memory(self.locations[samples], self.patches[samples], started)
 
 
 class RowNorm(nn.BatchNorm1d):
@@ -80,6 +88,9 @@ class RowNorm(nn.BatchNorm1d):
             if layer is None:
                 return norm_relu(rows, self)
             return linear_norm_relu(rows, layer.weight, layer.bias, self)
+        packed = layer.packed_with_norm if isinstance(layer, Linear) else None
+        if packed is not None:
+            return multiply_and_rectify(rows, packed)
         return F.relu(self(rows if layer is None else layer(rows)))
 
     def then_relu_then(
@@ -116,6 +127,8 @@ class RowMlp(nn.Module):
         self.fc1, self.bn1 = Linear(hidden, hidden), RowNorm(hidden)
         self.fc2, self.bn2 = Linear(hidden, hidden), RowNorm(hidden)
         self.fc_final = nn.Linear(hidden, 1)
+        self.fc1.comes_before(self.bn1)
+        self.fc2.comes_before(self.bn2)
 
     def finish(self, first: Float[Tensor, "rows hidden"]) -> Float[Tensor, " rows"]:
         """Computes everything after the first linear layer."""
@@ -134,16 +147,16 @@ class Actor(RowMlp):
         super().__init__(3 * width, hidden)
         self.location_embedding = nn.Parameter(torch.zeros(num_locations, width))
         self._is_thinking = False
-        self._of_location: Tensor | None = None
+        self._kept: tuple[Tensor, ...] | None = None
 
     @contextmanager
     def thinking(self) -> Iterator[None]:
-        """Within it nothing is learned, so W_e e(l) is computed once, when first asked for."""
-        self._is_thinking, self._of_location = True, None
+        """Within it nothing is learned, so W_e e(l), normed, is computed once, when first asked for."""
+        self._is_thinking, self._kept = True, None
         try:
             yield
         finally:
-            self._is_thinking, self._of_location = False, None
+            self._is_thinking, self._kept = False, None
 
     def forward(
         self, state: Float[Tensor, "batch features"], candidates: Int[Tensor, "batch candidates"]
@@ -153,15 +166,24 @@ class Actor(RowMlp):
         The first layer acts on [s ; e(l)], so it is W_s s + W_e e(l): one product for each sample and one
         for each location, instead of one for every pair.
         """
-        split = state.shape[1]
-        of_state = F.linear(state, self.fc0.weight[:, :split], self.fc0.bias)  # (B, hidden)
-        of_location = self._of_location if self._is_thinking else None
-        if of_location is None:
-            of_location = F.linear(self.location_embedding, self.fc0.weight[:, split:])  # (L, hidden)
-            if self._is_thinking:
-                self._of_location = of_location
-        rows = self.bn0.of_sums_then_relu(of_state, of_location, candidates)  # (B K, hidden)
+        for_state, for_location = self.fc0.weight.split((state.shape[1], self.location_embedding.shape[1]), 1)
+        if self._is_thinking and not self.training:
+            of_location, scale, shift = self._normed_locations(for_location)
+            of_state = torch.addcmul(shift, F.linear(state, for_state), scale)  # (B, hidden)
+            rows = (of_state[:, None] + look_up(of_location, candidates)).relu_().flatten(0, 1)
+        else:
+            of_state = F.linear(state, for_state, self.fc0.bias)
+            of_location = F.linear(self.location_embedding, for_location)  # (L, hidden)
+            rows = self.bn0.of_sums_then_relu(of_state, of_location, candidates)  # (B K, hidden)
         return self.finish_rectified(rows).view(candidates.shape)
+
+    def _normed_locations(self, weight: Float[Tensor, "hidden width"]) -> tuple[Tensor, ...]:
+        """Returns W_e e(l) with the first norm in it, and what the norm does to W_s s."""
+        if self._kept is None:
+            scale, shift = scale_and_shift(self.bn0)
+            of_location = F.linear(self.location_embedding, weight) * scale  # (L, hidden)
+            self._kept = of_location, scale, self.fc0.bias * scale + shift
+        return self._kept
 
 
 class Critic(RowMlp):
@@ -262,10 +284,13 @@ class Agent(nn.Module):
         """Returns the memory with one more glimpse for each sample."""
         patches = self.grid.patches(glimpses[:, None])
         if memory is None:
-            return Memory(locations[:, None], patches)
+            started = self.core.start(patches, self.positions[locations])
+            return Memory(locations[:, None], patches, started)
+        started = self.core.start_more(memory.started, patches, self.positions[locations])
         return Memory(
             torch.cat((memory.locations, locations[:, None]), dim=1),
             torch.cat((memory.patches, patches), dim=1),
+            started,
         )
 
     def join(self, memories: Sequence[Memory]) -> Memory:
@@ -281,8 +306,11 @@ class Agent(nn.Module):
 
     def believe(self, memory: Memory, drop_masks: Tensor | None = None) -> Belief:
         """Encodes the remembered glimpses and classifies the scene."""
-        positions = self.positions[memory.locations].flatten(1)  # (B, n * patches)
-        features = self.core(memory.patches, positions, drop_masks)  # (B, 2, D)
+        if self.core.can_go_on(memory.started):
+            features = self.core.go_on(memory.started)  # (B, 2, D)
+        else:
+            positions = self.positions[memory.locations].flatten(1)  # (B, n * patches)
+            features = self.core(memory.patches, positions, drop_masks)
         class_logits, distill_logits = self.core.classify(features)
         return Belief(features.flatten(1), class_logits, distill_logits)
 

@@ -5,7 +5,7 @@ multiplies, every time anew. oneDNN takes them rearranged once. Where it cannot 
 build of torch without it), nothing changes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,9 +21,24 @@ _ROWS = 64  # oneDNN lays weights out for a number of rows; this one serves 1 to
 
 
 class Linear(nn.Linear):
-    """A linear layer that computes with packed weights while it holds them."""
+    """A linear layer that computes with packed weights while it holds them.
+
+    Attributes:
+        packed: The weights, packed.
+        packed_with_norm: Instead of them, where a batch norm comes next: weights and a bias that include it.
+    """
 
     packed: Tensor | None = None
+    packed_with_norm: tuple[Tensor, Tensor] | None = None
+    _norm: tuple[nn.BatchNorm1d, ...] = ()
+
+    def comes_before(self, norm: nn.BatchNorm1d) -> None:
+        """Says which norm takes what this layer gives: packed, they are one product."""
+        self._norm = (norm,)  # in a tuple: it is no part of this module
+
+    def norm_to_include(self) -> nn.BatchNorm1d | None:
+        """Returns the norm that packed weights include: one that nobody is training."""
+        return next((norm for norm in self._norm if not norm.training), None)
 
     def forward(self, x: Float[Tensor, "*rows features"]) -> Float[Tensor, "*rows outputs"]:
         """Returns x W' + b."""
@@ -51,7 +66,25 @@ class Linear(nn.Linear):
         return torch.ops.mkldnn._linear_pointwise.binary(x, total.contiguous(), packed, self.bias, "add")
 
     def _multiply(self, x: Tensor, packed: Tensor, then: str) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, then, [], "none")
+        return _multiply(x, packed, self.bias, then)
+
+
+def multiply_and_rectify(
+    x: Float[Tensor, "*rows features"], packed: tuple[Tensor, Tensor]
+) -> Float[Tensor, "*rows outputs"]:
+    """Returns ReLU(x W' + b), for packed weights and a bias."""
+    return _multiply(x, *packed, "relu")
+
+
+def _multiply(x: Tensor, packed: Tensor, bias: Tensor, then: str) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, then, [], "none")
+
+
+def scale_and_shift(norm: nn.BatchNorm1d) -> tuple[Float[Tensor, " features"], Float[Tensor, " features"]]:
+    """Returns what a batch norm that is not trained does: it multiplies by the first and adds the second."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    return scale, norm.bias - norm.running_mean * scale
 
 
 class PackedWeights:
@@ -61,7 +94,7 @@ class PackedWeights:
         """Takes a module, and the least number of weights for which a layer is packed."""
         layers = [layer for layer in module.modules() if isinstance(layer, Linear)]
         self._layers = [layer for layer in layers if layer.weight.numel() >= least]
-        self._kept: dict[int, tuple[tuple[int, int], Tensor]] = {}
+        self._kept: dict[int, tuple[tuple[int, ...], Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy packs for itself: packed weights cannot be copied."""
@@ -74,12 +107,16 @@ class PackedWeights:
             yield
             return
         for index, layer in enumerate(self._layers):
-            layer.packed = self._packed(index, layer.weight)
+            norm = layer.norm_to_include()
+            if norm is None:
+                layer.packed = self._keep(index, (layer.weight,), lambda: _pack(layer.weight))  # noqa: B023
+            else:
+                layer.packed_with_norm = self._packed_with_norm(index, layer, norm)
         try:
             yield
         finally:
             for layer in self._layers:
-                layer.packed = None
+                layer.packed = layer.packed_with_norm = None
 
     def _can_pack(self) -> bool:
         if not self._layers or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
@@ -89,13 +126,26 @@ class PackedWeights:
         tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
         return plain and not tracing and torch.backends.mkldnn.is_available() and _has_operations()
 
-    def _packed(self, index: int, weight: Tensor) -> Tensor:
-        state = (weight.data_ptr(), weight._version)
+    def _packed_with_norm(self, index: int, layer: Linear, norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
+        def pack() -> tuple[Tensor, Tensor]:
+            scale, shift = scale_and_shift(norm)
+            return _pack(layer.weight * scale[:, None]), layer.bias * scale + shift
+
+        used = (*layer.parameters(), *norm.parameters(), *norm.buffers())
+        return self._keep(index, used, pack)
+
+    def _keep(self, index: int, used: tuple[Tensor, ...], pack: Callable[[], Any]) -> Any:
+        """Returns what was packed of a layer, anew where one of the tensors it was made of has changed."""
+        state = tuple(number for tensor in used for number in (tensor.data_ptr(), tensor._version))
         kept = self._kept.get(index)
         if kept is None or kept[0] != state:
-            kept = state, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
+            kept = state, pack()
             self._kept[index] = kept
         return kept[1]
+
+
+def _pack(weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
 
 
 def _has_operations() -> bool:

@@ -1,6 +1,7 @@
 """A DeiT/ViT encoder over any subset of an image's patches; parameters are named as in timm."""
 
 from dataclasses import dataclass
+from typing import TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +43,7 @@ class Attention(nn.Module):
 
         The output projection `proj` is left to the residual sum that follows.
         """
-        batch, tokens, width = x.shape
+        tokens, width = x.shape[1:]
         if kernels.usable(x):
             from stam.kernels.attention import fits, linear_attention
 
@@ -50,13 +51,21 @@ class Attention(nn.Module):
                 mixed = linear_attention(x, self.qkv.weight, self.qkv.bias, self.num_heads)
                 return mixed if num_queries is None else mixed[:, :num_queries]
         if num_queries is None:
-            query, key, value = self._heads(self.qkv(x), 3)
-        else:
-            weights, biases = (part.split((width, 2 * width)) for part in (self.qkv.weight, self.qkv.bias))
-            (query,) = self._heads(F.linear(x[:, :num_queries], weights[0], biases[0]), 1)
-            key, value = self._heads(F.linear(x, weights[1], biases[1]), 2)
-        mixed = attend(query, key, value)  # (B, heads, queries, D / heads)
-        return mixed.transpose(1, 2).reshape(batch, -1, width)
+            return self.mix(self.qkv(x))
+        weights, biases = (part.split((width, 2 * width)) for part in (self.qkv.weight, self.qkv.bias))
+        (query,) = self._heads(F.linear(x[:, :num_queries], weights[0], biases[0]), 1)
+        key, value = self._heads(F.linear(x, weights[1], biases[1]), 2)
+        return self._joined(attend(query, key, value))
+
+    def mix(
+        self, projected: Float[Tensor, "batch tokens projections"], num_queries: int | None = None
+    ) -> Float[Tensor, "batch queries width"]:
+        """The same, for tokens that went through `qkv` before."""
+        query, key, value = self._heads(projected, 3)
+        return self._joined(attend(query[:, :, :num_queries], key, value))
+
+    def _joined(self, mixed: Float[Tensor, "batch heads queries head_width"]) -> Tensor:
+        return mixed.transpose(1, 2).reshape(mixed.shape[0], mixed.shape[2], -1)
 
     def _heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
         batch, tokens = projected.shape[:2]
@@ -121,6 +130,33 @@ class Stream:
         return residual.linear_add_norm(self.tokens, inputs, weights, self.scale, scaled, norm.eps)
 
 
+@dataclass(frozen=True)
+class Started:
+    """Tokens on their way through the first block, up to where they meet: each depends on itself alone.
+
+    Attributes:
+        tokens: What the transformer starts from.
+        projected: Their queries, keys and values.
+        made_with: The packed weights that made those.
+    """
+
+    tokens: Float[Tensor, "batch tokens width"]
+    projected: Float[Tensor, "batch tokens projections"]
+    made_with: Tensor | None
+
+    def then(self, more: "Started") -> "Started":
+        """Returns these tokens followed by others."""
+        return Started(
+            torch.cat((self.tokens, more.tokens), dim=1),
+            torch.cat((self.projected, more.projected), dim=1),
+            self.made_with,
+        )
+
+    def select(self, samples: Int[Tensor, " kept"]) -> "Started":
+        """Returns the tokens of some samples."""
+        return Started(self.tokens[samples], self.projected[samples], self.made_with)
+
+
 class Mlp(nn.Module):
     """The two layers of a block's MLP; they are left to the residual sum that follows."""
 
@@ -154,9 +190,26 @@ class Block(nn.Module):
         """Returns the stream after the block, of the first `num_queries` tokens, all of them by default."""
         scales = (None, None) if drop_masks is None else drop_masks.unbind()
         x, normed = stream.settle(self.norm1)
-        attended = self.attn(normed, num_queries)
-        x, normed = Stream(x[:, :num_queries], attended, (self.attn.proj,), scales[0]).settle(self.norm2)
-        return Stream(x, normed, self.mlp.layers, scales[1])
+        return self._rest(x[:, :num_queries], self.attn(normed, num_queries), *scales)
+
+    def start(self, tokens: Float[Tensor, "batch tokens width"]) -> Started:
+        """Computes what each token needs no other for."""
+        return Started(tokens, self.attn.qkv(self.norm1(tokens)), self.attn.qkv.packed)
+
+    def go_on(self, started: Started, num_queries: int | None = None) -> Stream:
+        """Returns the stream after the block, of tokens that were started with."""
+        return self._rest(started.tokens[:, :num_queries], self.attn.mix(started.projected, num_queries))
+
+    def _rest(
+        self,
+        x: Tensor,
+        attended: Tensor,
+        attention_scale: Tensor | None = None,
+        mlp_scale: Tensor | None = None,
+    ) -> Stream:
+        """Returns the stream after the block, given what attention made of it."""
+        x, normed = Stream(x, attended, (self.attn.proj,), attention_scale).settle(self.norm2)
+        return Stream(x, normed, self.mlp.layers, mlp_scale)
 
 
 class VisionTransformer(nn.Module):
@@ -234,12 +287,53 @@ class VisionTransformer(nn.Module):
         drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
     ) -> Float[Tensor, "batch readout width"]:
         """Encodes patches and returns the normalised features of the read-out tokens."""
-        stream = Stream(self._tokens(patches, positions))
-        last = len(self.blocks) - 1
-        for index, block in enumerate(self.blocks):
+        return self._encode(Stream(self._tokens(patches, positions)), 0, drop_masks)
+
+    def start(
+        self, patches: Float[Tensor, "batch tokens pixels"], positions: Int[Tensor, "batch tokens"]
+    ) -> Started | None:
+        """Begins to encode patches, until where tokens meet, while weights are packed and so stay the same.
+
+        Otherwise there is nothing to keep, and everything is computed when it is asked for.
+        """
+        if self._first.attn.qkv.packed is None:
+            return None
+        return self._first.start(self._tokens(patches, positions))
+
+    def start_more(
+        self,
+        started: Started | None,
+        patches: Float[Tensor, "batch tokens pixels"],
+        positions: Int[Tensor, "batch tokens"],
+    ) -> Started | None:
+        """Begins to encode further patches; those before are not computed again."""
+        if not self.can_go_on(started):
+            return None
+        return started.then(self._first.start(self.embed(patches, positions)))
+
+    def can_go_on(self, started: Started | None) -> TypeGuard[Started]:
+        """Tells whether what was begun holds: the weights are packed, and have not changed since."""
+        packed = self._first.attn.qkv.packed
+        return packed is not None and started is not None and started.made_with is packed
+
+    def go_on(self, started: Started) -> Float[Tensor, "batch readout width"]:
+        """Encodes what was begun: the same as `forward` of all its patches."""
+        return self._encode(self._first.go_on(started, self._num_queries(0)), 1)
+
+    def _encode(
+        self, stream: Stream, first: int, drop_masks: Tensor | None = None
+    ) -> Float[Tensor, "batch readout width"]:
+        for index in range(first, len(self.blocks)):
             masks = None if drop_masks is None else drop_masks[index]
-            stream = block(stream, masks, num_queries=self.num_readout if index == last else None)
+            stream = self.blocks[index](stream, masks, self._num_queries(index))
         return stream.settle(self.norm)[1]
+
+    @property
+    def _first(self) -> Block:
+        return cast(Block, self.blocks[0])
+
+    def _num_queries(self, index: int) -> int | None:
+        return self.num_readout if index == len(self.blocks) - 1 else None
 
     def _tokens(self, patches: Tensor, positions: Tensor) -> Float[Tensor, "batch tokens width"]:
         """Returns what the transformer starts from; a GPU goes on in half precision, if it computes in it."""
