@@ -282,11 +282,13 @@ class Agent(nn.Module):
         locations: Int[Tensor, " batch"],
     ) -> Memory:
         """Returns the memory with one more glimpse for each sample."""
-        patches = self.grid.patches(glimpses[:, None])
+        patches, started = self.grid.patches(glimpses[:, None]), None
         if memory is None:
-            started = self.core.start(patches, self.positions[locations])
+            if self.core.can_start():
+                started = self.core.start(patches, self.positions[locations])
             return Memory(locations[:, None], patches, started)
-        started = self.core.start_more(memory.started, patches, self.positions[locations])
+        if self.core.can_go_on(memory.started):
+            started = self.core.start_more(memory.started, patches, self.positions[locations])
         return Memory(
             torch.cat((memory.locations, locations[:, None]), dim=1),
             torch.cat((memory.patches, patches), dim=1),

@@ -7,6 +7,7 @@ build of torch without it), nothing changes.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ class PackedWeights:
         for index, layer in enumerate(self._layers):
             norm = layer.norm_to_include()
             if norm is None:
-                layer.packed = self._keep(index, (layer.weight,), lambda: _pack(layer.weight))  # noqa: B023
+                layer.packed = self._keep(index, (layer.weight,), partial(_pack, layer.weight))
             else:
                 layer.packed_with_norm = self._packed_with_norm(index, layer, norm)
         try:

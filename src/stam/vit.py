@@ -289,32 +289,28 @@ class VisionTransformer(nn.Module):
         """Encodes patches and returns the normalised features of the read-out tokens."""
         return self._encode(Stream(self._tokens(patches, positions)), 0, drop_masks)
 
+    def can_start(self) -> bool:
+        """Tells whether it can begin before all patches are there: weights are packed, so they stay."""
+        return self._first.attn.qkv.packed is not None
+
+    def can_go_on(self, started: Started | None) -> TypeGuard[Started]:
+        """Tells whether what was begun still holds."""
+        return started is not None and self.can_start() and started.made_with is self._first.attn.qkv.packed
+
     def start(
         self, patches: Float[Tensor, "batch tokens pixels"], positions: Int[Tensor, "batch tokens"]
-    ) -> Started | None:
-        """Begins to encode patches, until where tokens meet, while weights are packed and so stay the same.
-
-        Otherwise there is nothing to keep, and everything is computed when it is asked for.
-        """
-        if self._first.attn.qkv.packed is None:
-            return None
+    ) -> Started:
+        """Begins to encode patches, until where tokens meet."""
         return self._first.start(self._tokens(patches, positions))
 
     def start_more(
         self,
-        started: Started | None,
+        started: Started,
         patches: Float[Tensor, "batch tokens pixels"],
         positions: Int[Tensor, "batch tokens"],
-    ) -> Started | None:
+    ) -> Started:
         """Begins to encode further patches; those before are not computed again."""
-        if not self.can_go_on(started):
-            return None
         return started.then(self._first.start(self.embed(patches, positions)))
-
-    def can_go_on(self, started: Started | None) -> TypeGuard[Started]:
-        """Tells whether what was begun holds: the weights are packed, and have not changed since."""
-        packed = self._first.attn.qkv.packed
-        return packed is not None and started is not None and started.made_with is packed
 
     def go_on(self, started: Started) -> Float[Tensor, "batch readout width"]:
         """Encodes what was begun: the same as `forward` of all its patches."""
