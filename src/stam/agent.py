@@ -308,7 +308,7 @@ class Agent(nn.Module):
 
     def believe(self, memory: Memory, drop_masks: Tensor | None = None) -> Belief:
         """Encodes the remembered glimpses and classifies the scene."""
-        if self.core.can_go_on(memory.started):
+        if drop_masks is None and self.core.can_go_on(memory.started):
             features = self.core.go_on(memory.started)  # (B, 2, D)
         else:
             positions = self.positions[memory.locations].flatten(1)  # (B, n * patches)

@@ -178,8 +178,7 @@ class TeacherLearner(Learner):
         """Returns the mean loss, and the accuracy when a validation is due."""
         metrics: dict[str, Any] = {"lr/model": self.config.learning_rate(epoch)}
         metrics |= {f"loss/{name}": mean for name, mean in self.meter.means().items()}
-        due = (epoch + 1) % self.config.validate_every == 0 or epoch + 1 == self.config.epochs
-        if due and distributed.rank() == 0:
+        if self.validates_after(epoch, self.config.validate_every, self.config.epochs):
             teacher = Teacher(self.model, len(self.record["labels"]))
             metrics["val/score"] = whole_image_accuracy(teacher, self.agent, self.data, self.val_scenes)
             self.model.requires_grad_(True)

@@ -88,6 +88,10 @@ class Learner(ABC):
     position: tuple[int, int] = (0, 0)
     best: float = -1.0
 
+    def validates_after(self, epoch: int, every: int, epochs: int) -> bool:
+        """Tells whether this process, the first, validates after an epoch: now and then, and at the end."""
+        return distributed.rank() == 0 and ((epoch + 1) % every == 0 or epoch + 1 == epochs)
+
     @abstractmethod
     def train_batch(self, place: Place, raw: RawBatch) -> None:
         """Learns from one batch."""

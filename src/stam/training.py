@@ -258,8 +258,7 @@ class AgentLearner(Learner):
         metrics |= {f"lr/{part}": rate for part, rate in self.learning_rates(epoch).items()}
         means = self.meter.means()
         metrics |= {name if name == "reward" else f"loss/{name}": mean for name, mean in means.items()}
-        due = (epoch + 1) % training.validate_every == 0 or epoch + 1 == training.epochs
-        if due and distributed.rank() == 0:
+        if self.validates_after(epoch, training.validate_every, training.epochs):
             with self._averaged():
                 accuracy = validate(self.agent, self.config, self.val_scenes)
             metrics |= {f"val/accuracy@{n}": accuracy[n - 1] for n in budgets(training.num_glimpses)}
