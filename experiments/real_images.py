@@ -9,7 +9,8 @@ updates. Results come from the checkpoint after the last update: the validation 
 `--hold-out 0.5` takes half of them.
 `--set` changes settings of the recipe, `--trials` compares several changes, each trained in turn; {"core":
 {"frozen": "mlp"}} among them keeps the MLPs of the core's blocks as they start. `--members` trains several
-agents of other seeds, each for its part of the epochs, and averages their cores into one.
+agents of other seeds, each for its part of the epochs, and averages their cores into one. `--mirrored`
+measures each agent a second time, when it also imagines its glimpses in a mirror.
 """
 
 import argparse
@@ -149,8 +150,10 @@ def measure(
     glimpses: int,
     name: str,
     policy: str | None = None,
+    mirrored: bool = False,
 ) -> Any:
     """Evaluates an agent, with its own or another policy, over seeds of the first location."""
+    agent.configure(mirrored=mirrored)
     settings = EvaluationPlan(
         num_seeds=seeds,
         num_glimpses=min(glimpses, agent.grid.num_locations),
@@ -180,6 +183,7 @@ def main() -> None:
     parser.add_argument("--set", default="{}", help='JSON: {"training": {...}, "agent": {...}}')
     parser.add_argument("--trials", default='{"": {}}', help="JSON: a name and changes, for each trial")
     parser.add_argument("--members", type=int, default=1, help="agents to average into one")
+    parser.add_argument("--mirrored", action="store_true", help="measure with mirrored glimpses too")
     parser.add_argument("--hold-out", type=float, nargs="?", const=0.1, metavar="SHARE")
     parser.add_argument("--seeds", type=int, default=10, help="of the first location, in evaluation")
     parser.add_argument("--glimpses", type=int, default=21, help="to evaluate")
@@ -215,19 +219,28 @@ def main() -> None:
             agent, result = train_members(
                 name, config, arguments.init, teacher, arguments.out, data, arguments.members, frozen
             )
-            found = measure(agent, config.data, val_scenes, arguments.seeds, arguments.glimpses, name)
-            (numbers / f"{name}.json").write_text(found.to_json())
-            curve = found.accuracy.ensemble.top1
-            results.append(result | {"mean": curve.mean, "std": curve.std})
-            (numbers / "results.json").write_text(json.dumps(results, indent=1))
-            spent = time.monotonic() - began
-            shown = " ".join(f"{n}:{100 * curve.mean[n - 1]:.1f}" for n in SHOWN if n <= len(curve.mean))
-            average = 100 * float(np.mean(curve.mean[:21]))
-            print(
-                f"{name:<28} {result['seconds']:>4.0f} s {result['images']:>8} images  "
-                f"mean {average:.2f}  {shown}  [{spent:.0f} s]",
-                flush=True,
-            )
+            for mirrored in (False, True) if arguments.mirrored else (False,):
+                called = f"{name}-mirrored" if mirrored else name
+                found = measure(
+                    agent,
+                    config.data,
+                    val_scenes,
+                    arguments.seeds,
+                    arguments.glimpses,
+                    called,
+                    mirrored=mirrored,
+                )
+                (numbers / f"{called}.json").write_text(found.to_json())
+                curve = found.accuracy.ensemble.top1
+                results.append(result | {"name": called, "mean": curve.mean, "std": curve.std})
+                (numbers / "results.json").write_text(json.dumps(results, indent=1))
+                shown = " ".join(f"{n}:{100 * curve.mean[n - 1]:.1f}" for n in SHOWN if n <= len(curve.mean))
+                print(
+                    f"{called:<28} {result['seconds']:>4.0f} s {result['images']:>8} images  "
+                    f"mean {100 * float(np.mean(curve.mean[:21])):.2f}  {shown}  "
+                    f"[{time.monotonic() - began:.0f} s]",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

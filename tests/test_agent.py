@@ -163,7 +163,7 @@ def test_settings_that_parameters_depend_on_cannot_be_changed(agent):
     assert agent.configure(threshold=0.4).threshold == 0.4
     assert agent.labels == ("0", "1", "2", "3", "4")
     assert agent.configure(labels=tuple("abcde")).labels == tuple("abcde")
-    with pytest.raises(StamError, match="only labels, temperature, threshold"):
+    with pytest.raises(StamError, match="only labels, mirrored, temperature, threshold"):
         agent.configure(width=48)
 
 
@@ -172,6 +172,53 @@ def test_temperature_flattens_the_probabilities(agent, images):
     flat = agent.configure(temperature=4.0).look(images, 2, first_location=0)
     want = ((sharp.class_logits / 4).softmax(-1) + (sharp.distill_logits / 4).softmax(-1)) / 2
     torch.testing.assert_close(flat.probabilities, want)
+
+
+@pytest.mark.parametrize("settings", [{}, {"image_size": (32, 48), "glimpse_size": (16, 8)}])
+def test_a_mirrored_agent_says_the_same_of_a_scene_and_its_mirror_image(settings):
+    agent = stam.Agent(tiny_config(**settings)).eval()
+    randomise(agent)
+    grid = agent.grid
+    scenes = torch.randn(3, 3, *grid.image_size)
+    plain = agent.look(scenes, 5, first_location=1)
+    path = plain.locations
+    mirrored_path = path + grid.columns - 1 - 2 * (path % grid.columns)
+
+    def beliefs(images, locations):
+        memory = None
+        for here in locations.unbind(1):
+            memory = agent.remember(memory, grid.cut(images, here[:, None])[:, 0], here)
+        return agent.believe(memory)
+
+    with torch.no_grad():
+        each = [beliefs(scenes, path), beliefs(scenes.flip(3), mirrored_path)]
+        agent.configure(mirrored=True)
+        both = [beliefs(scenes, path), beliefs(scenes.flip(3), mirrored_path)]
+    mean = (each[0].probabilities() + each[1].probabilities()) / 2
+    for one, alone in zip(both, each, strict=True):
+        torch.testing.assert_close(one.probabilities(), mean)
+        assert one.state.equal(alone.state)  # where it looks does not change
+    assert not torch.allclose(each[0].probabilities(), each[1].probabilities(), atol=1e-3)
+    looked = agent.look(scenes, 5, first_location=1)
+    assert looked.locations.equal(path)
+    torch.testing.assert_close(looked.probabilities[:, 4], mean)
+    session = agent.session(threshold=1.0)
+    for location in path[0].tolist():
+        top, left, bottom, right = grid.pixel_box(location)
+        step = session.observe(scenes[0, :, top:bottom, left:right], location)
+    torch.testing.assert_close(torch.as_tensor(step.probabilities), mean[0], atol=1e-5, rtol=0)
+
+
+def test_an_agent_in_training_sees_no_mirror_image(agent, images):
+    memory = agent.remember(
+        None,
+        agent.grid.cut(images, torch.zeros(4, 1, dtype=torch.long))[:, 0],
+        torch.zeros(4, dtype=torch.long),
+    )
+    agent.train()
+    plain = agent.believe(memory).class_logits
+    assert agent.configure(mirrored=True).believe(memory).class_logits.equal(plain)
+    assert not agent.eval().believe(memory).class_logits.equal(plain)
 
 
 def test_half_of_the_samples_cannot_change_the_other_half(agent, images):

@@ -1,5 +1,6 @@
 """The augmentation against PIL, operation by operation, and the promises of a seed."""
 
+import dataclasses
 import importlib
 import math
 
@@ -10,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from stam.data import randaugment
-from stam.data.augment import Augment, AugmentConfig, draw_crops
+from stam.data.augment import Augment, AugmentConfig, draw_crops, mild
 from stam.data.resample import (
     _carry_out,
     _Plan,
@@ -397,3 +398,10 @@ def test_no_value_is_ever_read_back_from_the_device(config: AugmentConfig) -> No
 def test_wrong_settings_are_named(setting: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(setting))):
         AugmentConfig(**setting)
+
+
+def test_mild_crops_are_larger_never_larger_than_the_largest() -> None:
+    given = AugmentConfig(crop_scale=(0.25, 1.0), mild_crop=0.7)
+    assert mild(given) == dataclasses.replace(given, crop_scale=(0.7, 1.0))
+    assert mild(AugmentConfig(crop_scale=(0.9, 1.0), mild_crop=0.7)).crop_scale == (0.9, 1.0)
+    assert mild(AugmentConfig(crop_scale=(0.1, 0.5), mild_crop=0.7)).crop_scale == (0.5, 0.5)

@@ -54,6 +54,15 @@ def test_the_steps_add_up_to_a_whole_look(policy):
     assert cost.actor[-1] == 0  # after the last glimpse nothing is decided
 
 
+def test_a_mirror_image_is_encoded_too():
+    plain, mirrored = (multiply_adds(tiny_config(mirrored=both), 4, learned=True) for both in (False, True))
+    assert mirrored.core == tuple(2 * count for count in plain.core)
+    assert mirrored.actor == plain.actor and mirrored.whole_image == plain.whole_image
+    agent = stam.Agent(tiny_config(mirrored=True)).eval()
+    memory = agent.remember(None, torch.randn(1, 3, *agent.grid.glimpse_size), torch.tensor([2]))
+    assert counted(lambda: agent.believe(memory)) == mirrored.core[0]
+
+
 def test_the_papers_agent():
     """DeiT-Small on 224 x 224 pixels takes about 4.6 G multiply-adds, of which the last block saves some."""
     config = stam.AgentConfig.of_size("small", 1000)

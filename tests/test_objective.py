@@ -9,7 +9,14 @@ from conftest import randomise, tiny_config
 import stam
 from stam.episode import Belief, rollout
 from stam.errors import ConfigError, StamError
-from stam.objective import Objective, ValueNormaliser, kl_divergence, normalise_rewards, training_episode
+from stam.objective import (
+    Objective,
+    ValueNormaliser,
+    feature_distance,
+    kl_divergence,
+    normalise_rewards,
+    training_episode,
+)
 from stam.policy import RandomPolicy, SampledPolicy
 
 NUM_GLIMPSES = 4
@@ -125,6 +132,38 @@ def test_the_three_consistency_variants():
     torch.testing.assert_close(Objective(2, "none").total(none), none["supervised"])
     with pytest.raises(ConfigError, match="did you mean 'soft'"):
         Objective(2, "sofft")
+
+
+def test_features_are_compared_by_their_directions():
+    goal = torch.tensor([[[1.0, 0.0]], [[0.0, 3.0]]])  # a plain teacher has one token
+    state = torch.tensor([[2.0, 0.0, 0.0, 1.0], [0.0, 5.0, 0.0, -1.0]])  # cosines 1 and 0, 1 and -1
+    assert feature_distance(state, goal).item() == pytest.approx(1 - (1 + 0 + 1 - 1) / 4)
+    two = torch.cat((goal, goal.flip(2)), dim=1)  # a distilled one has two
+    assert feature_distance(state, two).item() == pytest.approx(1 - (1 + 1 + 1 + 0) / 4)
+
+
+@pytest.mark.parametrize("consistency", ["soft", "hard", "none"])
+def test_features_join_the_losses_with_their_weight(learner, images, consistency):
+    goal, log_q = torch.randn(4, 2, learner.config.width), torch.zeros(4, 5).log_softmax(1)
+    given = torch.arange(4), log_q, torch.arange(4), SampledPolicy(learner.actor, 4.0)
+    steps = [
+        next(
+            training_episode(
+                learner,
+                Objective(NUM_GLIMPSES, consistency, feature_weight=weight),
+                ValueNormaliser(NUM_GLIMPSES),
+                images,
+                *given,
+                torch.Generator().manual_seed(0),
+                features,
+            )
+        )
+        for weight, features in ((0.0, None), (3.0, goal))
+    ]
+    plain, followed = steps
+    assert plain.parts.keys() == followed.parts.keys() - {"features"}
+    torch.testing.assert_close(followed.total, plain.total + 3 * followed.parts["features"])
+    assert reached(learner, followed.parts["features"]) == {"core"}
 
 
 def test_rewards_have_zero_mean_and_unit_biased_variance():

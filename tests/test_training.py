@@ -11,10 +11,12 @@ import torch
 from stam import recording
 from stam.agent import Agent
 from stam.benchmark import (
+    NoScenes,
     batches_from,
     look_speed,
     loss_agreement,
     make_learner,
+    make_teacher,
     plain_look,
     training_flops,
     training_speed,
@@ -28,6 +30,7 @@ from stam.loop import Meter, Place
 from stam.optimisation import make_optimiser, restore_optimiser
 from stam.recording import Pipeline
 from stam.settings import RunConfig, TrainingConfig
+from stam.teacher import Teacher
 from stam.training import AgentLearner
 
 AGENT = AgentConfig(
@@ -102,6 +105,45 @@ def test_what_needs_no_gradient_is_not_trained(precision):
         pass
     same = {name for name, value in agent.named_parameters() if torch.equal(value, before[name])}
     assert frozen <= same and all(".mlp." in name or ".bias" in name for name in same)
+
+
+def test_the_teachers_features_are_followed_if_they_have_a_weight():
+    fast = {"base_lr": 2e-2, "min_lr": 2e-2}
+    means = losses_of_a_batch(feature_weight=5.0, **fast)
+    assert "features" not in losses_of_a_batch(**fast)
+    made = learner(feature_weight=5.0, **fast)
+    for _ in batches_from(made, None, 12):
+        pass
+    assert made.meter.means()["features"] < 0.8 * means["features"]
+
+
+def test_a_teacher_whose_features_cannot_be_followed_is_refused():
+    config = RunConfig(agent=AGENT, training=TrainingConfig(num_glimpses=4, feature_weight=1.0, device="cpu"))
+    wider = make_teacher(dataclasses.replace(AGENT, width=64))
+    other = Teacher(torch.nn.Flatten(), AGENT.num_classes)
+    for teacher, message in ((wider, "this one is 64 wide"), (other, "this one has no such features")):
+        with pytest.raises(ConfigError, match=f"needs a DeiT of width 32 as teacher, {message}: use"):
+            AgentLearner(config, Agent(AGENT), teacher, NoScenes())
+    plain = dataclasses.replace(config, training=TrainingConfig(num_glimpses=4, device="cpu"))
+    AgentLearner(plain, Agent(AGENT), other, NoScenes())
+
+
+def test_the_last_epochs_have_larger_crops(monkeypatch):
+    made = learner(epochs=8, mild_share=0.25)
+    used = []
+    for name in ("augment", "augment_mildly"):
+        monkeypatch.setattr(made, name, lambda images, *given, name=name: used.append(name) or images.float())
+    monkeypatch.setattr(made, "learn_from", lambda *given: None)
+    raw = RawBatch(
+        torch.zeros(16, 3, 32, 32, dtype=torch.uint8),
+        torch.full((16, 2), 32),
+        torch.zeros(16, dtype=torch.long),
+        torch.arange(16),
+    )
+    for epoch in range(8):
+        made.train_batch(Place(epoch, 0, False), raw)
+    assert used == ["augment"] * 6 + ["augment_mildly"] * 2
+    assert not any(TrainingConfig(epochs=8).is_mild(epoch) for epoch in range(8))
 
 
 def test_rates_tau_and_means_change_in_place():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stam import distributed, episode, kernels
 from stam.config import AgentConfig
-from stam.episode import Belief, Trace
+from stam.episode import Belief, Trace, ensemble_log_probabilities
 from stam.errors import StamError
 from stam.grid import Grid
 from stam.live import Session
@@ -252,8 +252,8 @@ class Agent(nn.Module):
         return self.core.pos_embed.device
 
     def configure(self, **settings: object) -> "Agent":
-        """Changes settings that no parameter depends on: labels, threshold, temperature."""
-        allowed = {"labels", "threshold", "temperature"}
+        """Changes settings that no parameter depends on: labels, threshold, temperature, mirrored."""
+        allowed = {"labels", "threshold", "temperature", "mirrored"}
         if not settings.keys() <= allowed:
             raise StamError(f"only {', '.join(sorted(allowed))} can be changed on a built agent")
         self.config = dataclasses.replace(self.config, **settings)  # type: ignore[arg-type]
@@ -311,10 +311,17 @@ class Agent(nn.Module):
         if drop_masks is None and self.core.can_go_on(memory.started):
             features = self.core.go_on(memory.started)  # (B, 2, D)
         else:
-            positions = self.positions[memory.locations].flatten(1)  # (B, n * patches)
-            features = self.core(memory.patches, positions, drop_masks)
-        class_logits, distill_logits = self.core.classify(features)
+            features = self.core(memory.patches, self._positions(memory), drop_masks)
+        logits = self.core.classify(features)
+        if self.config.mirrored and not self.training:
+            mirror_image = self.grid.mirror(memory.patches, self._positions(memory))
+            other = self.core.classify(self.core(*mirror_image))
+            logits = tuple(ensemble_log_probabilities(*pair) for pair in zip(logits, other, strict=True))
+        class_logits, distill_logits = logits
         return Belief(features.flatten(1), class_logits, distill_logits)
+
+    def _positions(self, memory: Memory) -> Int[Tensor, "batch tokens"]:
+        return self.positions[memory.locations].flatten(1)
 
     def forward(self, memory: Memory, drop_masks: Tensor | None = None) -> Belief:
         """The same as `believe`, for wrappers that call modules."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class AveragedWeights:
@@ -75,3 +75,16 @@ class AveragedWeights:
         for own, saved in ((self._average, state["average"]), (self._start, state["start"])):
             for name, value in own.items():
                 value.copy_(saved[name])
+
+
+def average_of(agent: nn.Module, span: int, start_share: float) -> AveragedWeights | None:
+    """Returns the average of an agent's weights that is to be used, if it is another than the latest."""
+    if span == 1 and start_share == 0:
+        return None
+    weights = {
+        name: value
+        for name, value in agent.state_dict().items()
+        if value.is_floating_point() and not name.startswith("critic.")
+    }
+    pretrained = [name for name in weights if name.startswith("core.") and not name.startswith("core.head")]
+    return AveragedWeights(weights, span, start_share, pretrained)

@@ -88,6 +88,8 @@ class AgentConfig:
         policy: Who picks the next location: `learned` has an actor, the others need none.
         threshold: Confidence above which a live agent stops (the paper's gamma).
         temperature: Divides the logits before the softmax at inference; 1 until calibrated.
+        mirrored: Whether it also imagines each glimpse in a mirror, in use: no more is sensed, twice as much
+            is computed. For scenes that may as well be the other way round.
         mean: Channel means the images were normalised with.
         std: Channel standard deviations the images were normalised with.
         labels: Class names; without them a class is named by its number.
@@ -108,6 +110,7 @@ class AgentConfig:
     policy: str = "learned"
     threshold: float = 0.9
     temperature: float = 1.0
+    mirrored: bool = False
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     labels: tuple[str, ...] = ()

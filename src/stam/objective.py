@@ -48,6 +48,14 @@ def distance_from(log_q: Float[Tensor, "batch classes"], belief: Belief) -> Floa
     return kl_divergence(belief.log_probabilities(), log_q)
 
 
+def feature_distance(
+    state: Float[Tensor, "batch features"], goal: Float[Tensor, "batch readout width"]
+) -> Tensor:
+    """Returns 1 - cosine between the agent's two features and the teacher's, which may have only one."""
+    own = state.float().unflatten(1, (2, goal.shape[2]))  # (B, 2, D)
+    return 1 - F.cosine_similarity(own, goal.float(), dim=2).mean()
+
+
 def normalise_rewards(rewards: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
     """Gives the rewards of one step zero mean and unit biased variance over the global batch."""
     (mean,) = global_mean(rewards)
@@ -108,12 +116,14 @@ class Objective:
             that glimpse. What was known before does not depend on where to look: without it, the reward
             varies less from scene to scene.
         discount: How much the return after the next glimpse counts; 1 in the paper.
+        feature_weight: Weight of the distance between the agent's and the teacher's features; 0 in the paper.
     """
 
     num_glimpses: int
     consistency: str = "soft"
     reward: str = "agreement"
     discount: float = 1.0
+    feature_weight: float = 0.0
 
     def __post_init__(self) -> None:
         """Checks the settings."""
@@ -127,8 +137,12 @@ class Objective:
         belief: Belief,
         labels: Labels,
         teacher_log_probabilities: Float[Tensor, "batch classes"],
+        teacher_features: Float[Tensor, "batch readout features"] | None = None,
     ) -> dict[str, Tensor]:
-        """Returns L_sup (Eq. 2) and L_consist (Eq. 3) with the weights they have in the sum."""
+        """Returns L_sup (Eq. 2) and L_consist (Eq. 3), and how far the teacher's features are, if given."""
+        if teacher_features is not None:
+            parts = self.classification(belief, labels, teacher_log_probabilities)
+            return parts | {"features": feature_distance(belief.state, teacher_features)}
         if self.consistency == "none":
             # a softmax of log probabilities changes nothing
             return {"supervised": F.cross_entropy(belief.log_probabilities(), labels)}
@@ -179,7 +193,7 @@ class Objective:
         }
 
     def total(self, parts: dict[str, Tensor]) -> Tensor:
-        """Returns the loss to minimise (Eq. 7): (L_sup + L_consist)/2 + L_actor + L_critic."""
+        """Returns the loss to minimise (Eq. 7): (L_sup + L_consist)/2 + L_actor + L_critic, + features."""
         if self.consistency == "none":
             total = parts["supervised"]
         else:
@@ -187,6 +201,8 @@ class Objective:
         for name in ("actor", "critic"):
             if name in parts:
                 total = total + parts[name]
+        if "features" in parts:
+            total = total + self.feature_weight * parts["features"]
         return total
 
 
@@ -210,6 +226,7 @@ def training_episode(
     first_location: Int[Tensor, " batch"],
     policy: Policy,
     generator: torch.Generator | None = None,
+    teacher_features: Float[Tensor, "batch readout features"] | None = None,
 ) -> Iterator[StepLosses]:
     """Runs one training batch: yields the losses after each of T glimpses (Algorithm 2 of the paper).
 
@@ -225,7 +242,7 @@ def training_episode(
         return agent.grid.cut(images, locations[:, None])[:, 0]
 
     for step in rollout(agent, sense, objective.num_glimpses, first_location, policy, generator):
-        parts = objective.classification(step.belief, labels, teacher_log_probabilities)
+        parts = objective.classification(step.belief, labels, teacher_log_probabilities, teacher_features)
         if learns_to_look and step.decision is not None:
             assert agent.critic is not None and values is not None
             with torch.no_grad():  # the same drop-path masks: only the new glimpse makes a difference

@@ -123,7 +123,15 @@ def imagenette() -> RunConfig:
         data=DataConfig(
             "imagenette", resize_size=None, augment=AugmentConfig(num_ops=0, crop_scale=(0.25, 1.0))
         ),
-        training=_in_minutes(epochs=54, base_lr=2e-5, tau_epochs=27, extra_looks=3, averaged_batches=150),
+        training=_in_minutes(
+            epochs=54,
+            base_lr=2e-5,
+            tau_epochs=27,
+            extra_looks=3,
+            feature_weight=2.0,
+            mild_share=0.25,
+            averaged_batches=150,
+        ),
         init="hub:facebook/deit-tiny-patch16-224",
         teacher="hub:facebook/deit-tiny-patch16-224",
         class_indices=_IMAGENETTE_ROWS,
@@ -153,6 +161,8 @@ def vary(
 ) -> RunConfig:
     """Returns a recipe with another policy, consistency or length, and all else alike."""
     training = dataclasses.replace(base.training, consistency=consistency)
+    if consistency == "none":  # nothing of the teacher's
+        training = dataclasses.replace(training, feature_weight=0.0)
     if epochs is not None:
         training = dataclasses.replace(training, epochs=epochs)
     return dataclasses.replace(base, agent=dataclasses.replace(base.agent, policy=policy), training=training)

@@ -65,6 +65,8 @@ class TrainingConfig:
         warmup_epochs: First epochs that train the classifiers on random glimpses, before looking is learned.
         batch_size: Scenes in a batch, over all processes.
         consistency: `soft`, `hard` or `none`.
+        feature_weight: Weight of how much the agent's two features turn away from the teacher's of the whole
+            scene; 0 in the paper. For a core that starts as its teacher: it keeps what it knew.
         reward: Of the next glimpse: `agreement` with the teacher after it, as in the paper, or the `gain` in
             agreement by it.
         discount: How much what comes after the next glimpse counts; 1 in the paper.
@@ -76,6 +78,8 @@ class TrainingConfig:
         mixup: Alpha of mixup: images are blended in pairs, each by a share of its own, and so are labels.
             0 turns it off, as in the paper. For few images, which long trainings learn by heart.
         cutmix: Alpha of CutMix: part of an image is another's. With both, a coin decides for each image.
+        mild_share: Share of the epochs, the last ones, whose crops are at least `augment.mild_crop`: small
+            crops show things larger than they are in use. 0 in the paper.
         averaged_batches: Batches over which the weights that are validated and saved are averaged; 1 takes
             the latest weights, as the paper does.
         start_share: Share of the weights the core started from, its classifiers aside, in those that are
@@ -101,6 +105,7 @@ class TrainingConfig:
     warmup_epochs: int = 0
     batch_size: int = 4096
     consistency: str = "soft"
+    feature_weight: float = 0.0
     reward: str = "agreement"
     discount: float = 1.0
     base_lr: float = 1e-6
@@ -110,6 +115,7 @@ class TrainingConfig:
     weight_decay: float = 0.05
     mixup: float = 0.0
     cutmix: float = 0.0
+    mild_share: float = 0.0
     averaged_batches: int = 1
     start_share: float = 0.0
     tau_start: float = 1.0
@@ -141,6 +147,7 @@ class TrainingConfig:
             "critic_lr",
             "min_lr",
             "weight_decay",
+            "feature_weight",
             "mixup",
             "cutmix",
             "extra_looks",
@@ -162,11 +169,16 @@ class TrainingConfig:
         require(
             0 <= self.start_share < 1, f"start_share must be at least 0 and below 1, got {self.start_share}"
         )
+        require(0 <= self.mild_share <= 1, f"mild_share must be from 0 to 1, got {self.mild_share}")
         require(self.tau_start > 0 and self.tau_end > 0, "tau_start and tau_end must be above 0")
         require_choice("consistency", self.consistency, CONSISTENCY)
         require_choice("reward", self.reward, REWARDS)
         require(0 <= self.discount <= 1, f"discount must be from 0 to 1, got {self.discount}")
         require_choice("precision", self.precision, PRECISIONS)
+
+    def is_mild(self, epoch: int) -> bool:
+        """Tells whether an epoch is one of the last, with larger crops."""
+        return epoch >= self.epochs * (1 - self.mild_share)
 
     def tau(self, epoch: int) -> float:
         """Returns the policy's inverse temperature in an epoch: linear, then constant."""

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from stam import distributed, kernels
 from stam.agent import Agent
-from stam.averaging import AveragedWeights
+from stam.averaging import average_of
 from stam.data import RawBatch, Scenes
-from stam.data.augment import Augment
+from stam.data.augment import Augment, mild
 from stam.data.mixing import mix_each, smooth_targets
 from stam.data.randomness import random_key
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, host_random, restore, run_loop
@@ -28,7 +28,7 @@ from stam.recording import Pipeline, RecordedFunction
 from stam.rounding import RoundedWeights
 from stam.runs import RunFolder
 from stam.settings import RunConfig, TrainingConfig
-from stam.teacher import Teacher
+from stam.teacher import Teacher, require_features
 from stam.validation import budgets, validate
 from stam.weights import save_agent
 
@@ -84,19 +84,6 @@ def plan(num_scenes: int, training: TrainingConfig) -> Plan:
     return Plan(num_scenes, training.epochs, training.batch_size, share, training.seed)
 
 
-def average_weights(agent: Agent, training: TrainingConfig) -> AveragedWeights | None:
-    """Returns the average of an agent's weights that is to be used, if it is another than the latest."""
-    if training.averaged_batches == 1 and training.start_share == 0:
-        return None
-    weights = {
-        name: value
-        for name, value in agent.state_dict().items()
-        if value.is_floating_point() and not name.startswith("critic.")
-    }
-    pretrained = [name for name in weights if name.startswith("core.") and not name.startswith("core.head")]
-    return AveragedWeights(weights, training.averaged_batches, training.start_share, pretrained)
-
-
 class AgentLearner(Learner):
     """An agent being trained, with its critic, value statistics and optimiser.
 
@@ -114,17 +101,23 @@ class AgentLearner(Learner):
                 "actor": agent.actor.named_parameters(),
                 "critic": agent.add_critic().named_parameters(),
             }
-        self.averaged = average_weights(agent, self.training)
+        self.averaged = average_of(agent, self.training.averaged_batches, self.training.start_share)
         self.rounded = RoundedWeights(agent) if is_half(self.device, self.training.precision) else None
         self.rates = {part: torch.zeros((), device=self.device) for part in parts}
         self.optimiser = make_optimiser(parts, self.training.weight_decay, self.rates)
         training = self.training
         self.values = ValueNormaliser(training.num_glimpses, discount=training.discount).to(self.device)
         self.objective = Objective(
-            training.num_glimpses, training.consistency, training.reward, training.discount
+            training.num_glimpses,
+            training.consistency,
+            training.reward,
+            training.discount,
+            training.feature_weight,
         )
-        self.augment = Augment(
-            config.data.augment, agent.grid.image_size, agent.config.mean, agent.config.std
+        require_features(teacher, agent.config.width, training.feature_weight)
+        self.augment, self.augment_mildly = (
+            Augment(augment, agent.grid.image_size, agent.config.mean, agent.config.std)
+            for augment in (config.data.augment, mild(config.data.augment))
         )
         self.generator = torch.Generator(self.device)
         self.tau = torch.ones((), device=self.device)
@@ -139,7 +132,8 @@ class AgentLearner(Learner):
         """Takes one optimiser step after each glimpse of a batch."""
         seed = (self.training.seed, place.epoch, place.batch)
         with self.pipeline.preparing():
-            images = self.augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed)
+            augment = self.augment_mildly if self.training.is_mild(place.epoch) else self.augment
+            images = augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed)
             labels = raw.labels.to(self.device, non_blocking=True)
             images, labels = self._mixed(images, labels, seed)
         with self.pipeline.using(images, labels):
@@ -185,13 +179,13 @@ class AgentLearner(Learner):
 
     def _learn(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
         with self._autocast():
-            log_q = self.teacher(images)
+            target = self._target(images)
         training = self.training
         for _ in range(training.extra_looks):
             other = random_locations(self.agent.grid, len(images), self.device, self.generator)
-            for _ in self._updates(policy, images, labels, log_q, other, training.extra_glimpses):
+            for _ in self._updates(policy, images, labels, target, other, training.extra_glimpses):
                 pass
-        updates = self._updates(policy, images, labels, log_q, first_location, training.num_glimpses)
+        updates = self._updates(policy, images, labels, target, first_location, training.num_glimpses)
         parts = [{name: part.detach() for name, part in step.parts.items()} for step in updates]
         self.meter.add(*parts)  # all at once: every addition is a launch
 
@@ -200,11 +194,12 @@ class AgentLearner(Learner):
         policy: Policy,
         images: Tensor,
         labels: Tensor,
-        log_q: Tensor,
+        target: tuple[Tensor, Tensor | None],
         first_location: Tensor,
         num_glimpses: int,
     ) -> Iterator[StepLosses]:
         """Updates the agent after each glimpse of an episode, which may be broken off before its end."""
+        log_q, features = target
         episode = training_episode(
             self.agent,
             self.objective,
@@ -215,6 +210,7 @@ class AgentLearner(Learner):
             first_location,
             policy,
             self.generator,
+            features,
         )
         for _ in range(num_glimpses):
             with self._autocast(), self._rounded():  # anew for each update
@@ -226,6 +222,12 @@ class AgentLearner(Learner):
             distributed.average(gradients(self.optimiser))
             self.optimiser.step()
             yield step
+
+    def _target(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns log q, and the teacher's features if they are to be followed too."""
+        if self.training.feature_weight > 0:
+            return self.teacher.explain(images)
+        return self.teacher(images), None
 
     def _autocast(self) -> torch.autocast:
         return autocast(self.device, self.training.precision)

@@ -365,8 +365,16 @@ class VisionTransformer(nn.Module):
         drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
     ) -> tuple[Float[Tensor, "batch classes"], ...]:
         """Returns the logits for whole images, as an ordinary DeiT does."""
+        return self.classify(self.encode_images(images, drop_masks))
+
+    def encode_images(
+        self,
+        images: Float[Tensor, "batch channels height width"],
+        drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
+    ) -> Float[Tensor, "batch readout features"]:
+        """Returns the features of whole images."""
         (rows, columns), (height, width) = self.image_patches, self.patch_size
         batch, channels = images.shape[:2]
         tiles = images.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
         positions = torch.arange(rows * columns, device=images.device).expand(batch, -1)
-        return self.classify(self(tiles.reshape(batch, rows * columns, -1), positions, drop_masks))
+        return self(tiles.reshape(batch, rows * columns, -1), positions, drop_masks)

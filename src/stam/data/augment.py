@@ -5,6 +5,7 @@ comes from the seed of the call and is drawn on the host: the same seed gives th
 waits for the device.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class AugmentConfig:
     Attributes:
         random_crop: Whether a random part of the image is cut; otherwise its centre is kept.
         crop_scale: Smallest and largest area of a random crop, as a fraction of the image's.
+        mild_crop: Smallest area where crops are to be mild: in the last epochs, if `mild_share` says so.
         crop_ratio: Smallest and largest width of a random crop divided by its height.
         horizontal_flip: Probability of mirroring.
         vertical_flip: Probability of turning upside down, for images that have no up (fMoW).
@@ -47,6 +49,7 @@ class AugmentConfig:
 
     random_crop: bool = True
     crop_scale: tuple[float, float] = (0.08, 1.0)
+    mild_crop: float = 0.8
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     horizontal_flip: float = 0.5
     vertical_flip: float = 0.0
@@ -62,6 +65,7 @@ class AugmentConfig:
             require(0 <= given <= 1, f"{name} is a probability, 0 to 1, got {given}")
         low, high = self.crop_scale
         require(0 < low <= high <= 1, f"crop_scale must be 0 < least <= most <= 1, got {low}, {high}")
+        require(0 < self.mild_crop <= 1, f"mild_crop must be above 0 and at most 1, got {self.mild_crop}")
         low, high = self.crop_ratio
         require(0 < low <= high, f"crop_ratio must be 0 < least <= most, got {low}, {high}")
         require(self.num_ops >= 0, f"num_ops must be 0 (no RandAugment) or more, got {self.num_ops}")
@@ -74,6 +78,12 @@ class AugmentConfig:
     def off(cls) -> "AugmentConfig":
         """Returns the settings that only bring an image to size, its aspect kept and its centre shown."""
         return cls(random_crop=False, horizontal_flip=0.0, vertical_flip=0.0, num_ops=0)
+
+
+def mild(config: AugmentConfig) -> AugmentConfig:
+    """Returns the settings with larger crops, which show things about as large as they are in use."""
+    low, high = config.crop_scale
+    return dataclasses.replace(config, crop_scale=(min(max(low, config.mild_crop), high), high))
 
 
 class Augment:

@@ -55,7 +55,8 @@ def actor_multiply_adds(config: AgentConfig, num_seen: int, batch_size: int = 1)
 def multiply_adds(config: AgentConfig, num_glimpses: int, learned: bool) -> Cost:
     """Counts the multiply-adds of each of 1..n steps; an agent that follows an order has no actor's."""
     steps = range(1, num_glimpses + 1)
-    core = [core_multiply_adds(config, n * config.grid.patches_per_glimpse) for n in steps]
+    views = 2 if config.mirrored else 1
+    core = [views * core_multiply_adds(config, n * config.grid.patches_per_glimpse) for n in steps]
     actor = [actor_multiply_adds(config, n) if learned and n < num_glimpses else 0 for n in steps]
     per_step = [sum(pair) for pair in zip(core, actor, strict=True)]
     cumulative = [sum(per_step[:n]) for n in steps]

@@ -221,6 +221,7 @@ class _Measurement:
             cost=cost,
             settings=json.loads(json.dumps(settings)),
             versions=versions(),
+            mirrored=isinstance(self.agent, Agent) and self.agent.config.mirrored,
         )
         return _from_first_process(evaluation)
 

@@ -286,6 +286,7 @@ class Evaluation:
         cost: Multiply-adds and latency, where they were asked for.
         settings: The run's settings (recipe, seed, agent, data, training), as its `run.json` has them.
         versions: Of stam, torch and Python.
+        mirrored: Whether the agent also imagined its glimpses in a mirror.
     """
 
     format: str
@@ -307,6 +308,7 @@ class Evaluation:
     cost: Cost | None
     settings: dict[str, Any]
     versions: dict[str, str]
+    mirrored: bool = False
 
     def to_json(self) -> str:
         """Returns the result as JSON."""
