@@ -4,6 +4,7 @@ from conftest import randomise, tiny_config
 
 import stam
 from stam.errors import SensorError, StamError
+from stam.policy import order
 from stam.sensor import ImageSensor
 
 
@@ -163,7 +164,7 @@ def test_settings_that_parameters_depend_on_cannot_be_changed(agent):
     assert agent.configure(threshold=0.4).threshold == 0.4
     assert agent.labels == ("0", "1", "2", "3", "4")
     assert agent.configure(labels=tuple("abcde")).labels == tuple("abcde")
-    with pytest.raises(StamError, match="only labels, mirrored, temperature, threshold"):
+    with pytest.raises(StamError, match="only handover, labels, mirrored, temperature, threshold"):
         agent.configure(width=48)
 
 
@@ -207,6 +208,22 @@ def test_a_mirrored_agent_says_the_same_of_a_scene_and_its_mirror_image(settings
         top, left, bottom, right = grid.pixel_box(location)
         step = session.observe(scenes[0, :, top:bottom, left:right], location)
     torch.testing.assert_close(torch.as_tensor(step.probabilities), mean[0], atol=1e-5, rtol=0)
+
+
+def test_a_learned_policy_hands_over_to_an_order(agent, images):
+    own = agent.look(images, 12, first_location=0).locations
+    agent.configure(handover=4)
+    path = agent.look(images, 12, first_location=0).locations
+    assert path[:, :4].equal(own[:, :4]) and not path.equal(own)
+    centre_out = order("centre-out", agent.grid)
+    for row in path.tolist():
+        assert row[4:] == [place for place in centre_out if place not in row[:4]]
+    session, sensor = agent.session(threshold=1.0, first_location=0), ImageSensor(images[0], agent.grid)
+    for count, place in enumerate(path[0].tolist()):
+        assert session.location == agent.grid.row_column(place)
+        if count > 0:
+            assert (session.policy_map().amax() == 1) == (count >= 4)
+        session.observe(sensor.sense(session.location))
 
 
 def test_an_agent_in_training_sees_no_mirror_image(agent, images):

@@ -94,6 +94,21 @@ def test_glimpses_seen_in_a_mirror_have_a_result_of_their_own_and_can_be_stored(
     assert load_evaluation(run / "evaluation-plain.json").accuracy == plain.accuracy
 
 
+def test_a_handover_has_a_result_of_its_own_and_can_be_stored(home, capsys, tmp_path):
+    run = shutil.copytree(home / "a", tmp_path / "run")
+    plain = load_evaluation(run / "evaluation.json")
+    out, _ = stam_says(capsys, "evaluate", run, *QUICK, "--handover", "2", "--examples", "0", "--store")
+    assert "in order after 2" in out
+    handed = load_evaluation(run / "evaluation-handover-2.json")
+    assert (handed.handover, plain.handover) == (2, None) and handed.policy == "learned"
+    assert handed.locations.counts[:2] == plain.locations.counts[:2]
+    assert handed.locations.counts[2:] != plain.locations.counts[2:]
+    assert stam.load(run).config.handover == 2
+    stam_says(capsys, "evaluate", run, *QUICK, "--handover", "999", "--examples", "0")
+    assert load_evaluation(run / "evaluation-handover-999.json").locations == plain.locations
+    assert "handover must be at least 1" in stam_refuses(capsys, "evaluate", run, "--handover", "0")
+
+
 def test_a_weights_folder_needs_data(home, capsys, tmp_path):
     save_agent(make_agent(), tmp_path / "weights")
     assert "say what to evaluate on: --data FOLDER" in stam_refuses(capsys, "evaluate", tmp_path / "weights")

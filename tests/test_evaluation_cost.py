@@ -63,6 +63,14 @@ def test_a_mirror_image_is_encoded_too():
     assert counted(lambda: agent.believe(memory)) == mirrored.core[0]
 
 
+def test_an_actor_costs_nothing_after_the_handover():
+    plain, handed = (multiply_adds(tiny_config(handover=after), 6, learned=True) for after in (None, 3))
+    assert handed.core == plain.core and handed.actor == (*plain.actor[:2], 0, 0, 0, 0)
+    assert multiply_adds(tiny_config(handover=50), 6, learned=True) == plain
+    agent = stam.Agent(tiny_config(handover=3)).eval()
+    assert measure_cost(agent, 6, batch_sizes=(), seconds=0).actor == handed.actor
+
+
 def test_the_papers_agent():
     """DeiT-Small on 224 x 224 pixels takes about 4.6 G multiply-adds, of which the last block saves some."""
     config = stam.AgentConfig.of_size("small", 1000)

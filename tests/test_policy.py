@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stam.errors import StamError
 from stam.grid import Grid
-from stam.policy import GreedyPolicy, RandomPolicy, SampledPolicy, make_policy, order
+from stam.policy import GreedyPolicy, HandoverPolicy, RandomPolicy, SampledPolicy, make_policy, order
 
 small_grids = st.builds(lambda r, c: Grid((r * 2, c * 2), 2, 1), st.integers(1, 6), st.integers(1, 6))
 
@@ -116,6 +116,29 @@ def test_equal_logits_are_uniform_with_a_finite_gradient():
     torch.testing.assert_close(log_probabilities.exp(), torch.full((1, 4), 0.25))
     log_probabilities[0, 1].backward()
     assert torch.isfinite(logits.grad).all()
+
+
+def test_after_the_handover_an_order_decides_and_the_actor_is_not_asked():
+    grid, asked = Grid(5, 1, 1), []
+
+    def actor(state, candidates):
+        asked.append(len(candidates))
+        return -candidates.float()  # the first unseen location
+
+    policy = make_policy("learned", grid, actor, handover=3)
+    seen = torch.zeros(3, 25, dtype=torch.bool)
+    for row, count in enumerate((2, 3, 4)):
+        seen[row, :count] = True
+    rows = policy.decide(torch.zeros(3, 4), seen).location.tolist()
+    assert rows == [2, 12, 12]  # the middle comes first in the order
+    asked.clear()
+    for row, count in enumerate((2, 3, 4)):
+        one = seen[row : row + 1]
+        for num_seen in (None, count):
+            assert policy.decide(torch.zeros(1, 4), one, num_seen=num_seen).location.tolist() == [rows[row]]
+    assert asked == [1, 1]
+    assert isinstance(make_policy("learned", grid, actor), GreedyPolicy)
+    assert not isinstance(make_policy("spiral", grid, actor, handover=3), HandoverPolicy)
 
 
 def test_an_agent_without_an_actor_says_so():

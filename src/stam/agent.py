@@ -252,8 +252,8 @@ class Agent(nn.Module):
         return self.core.pos_embed.device
 
     def configure(self, **settings: object) -> "Agent":
-        """Changes settings that no parameter depends on: labels, threshold, temperature, mirrored."""
-        allowed = {"labels", "threshold", "temperature", "mirrored"}
+        """Changes settings that no parameter depends on, such as labels or threshold."""
+        allowed = {"labels", "threshold", "temperature", "handover", "mirrored"}
         if not settings.keys() <= allowed:
             raise StamError(f"only {', '.join(sorted(allowed))} can be changed on a built agent")
         self.config = dataclasses.replace(self.config, **settings)  # type: ignore[arg-type]
@@ -331,7 +331,7 @@ class Agent(nn.Module):
         """Returns the policy meant: one given, one named, or by default the agent's own."""
         if isinstance(policy, Policy):
             return policy
-        return make_policy(policy or self.config.policy, self.grid, self.actor)
+        return make_policy(policy or self.config.policy, self.grid, self.actor, self.config.handover)
 
     def look(
         self,

@@ -86,6 +86,8 @@ class AgentConfig:
         actor_width: Hidden width of the actor.
         critic_width: Hidden width of the critic.
         policy: Who picks the next location: `learned` has an actor, the others need none.
+        handover: Glimpses after which the learned policy hands over to the order `centre-out`; none never
+            does, as in the paper. What a late glimpse adds is little, and where to take it is learned badly.
         threshold: Confidence above which a live agent stops (the paper's gamma).
         temperature: Divides the logits before the softmax at inference; 1 until calibrated.
         mirrored: Whether it also imagines each glimpse in a mirror, in use: no more is sensed, twice as much
@@ -108,6 +110,7 @@ class AgentConfig:
     actor_width: int = 2048
     critic_width: int = 512
     policy: str = "learned"
+    handover: int | None = None
     threshold: float = 0.9
     temperature: float = 1.0
     mirrored: bool = False
@@ -135,6 +138,8 @@ class AgentConfig:
         require(self.mlp_ratio > 0, f"mlp_ratio must be above 0, got {self.mlp_ratio}")
         require(0 <= self.drop_path < 1, f"drop_path must be in [0, 1), got {self.drop_path}")
         require_choice("policy", self.policy, ("learned", "random", "plus", "spiral", "centre-out"))
+        after = self.handover
+        require(after is None or after >= 1, f"handover must be at least 1 glimpse or none, got {after}")
         require(0 <= self.threshold <= 1, f"threshold must be in [0, 1], got {self.threshold}")
         require(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
         for name in ("mean", "std"):

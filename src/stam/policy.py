@@ -129,6 +129,34 @@ class GreedyPolicy(Policy):
         return Decision(candidates.gather(1, best).squeeze(1))
 
 
+class HandoverPolicy(Policy):
+    """The learned policy for the first glimpses, an order for the rest."""
+
+    def __init__(self, learned: GreedyPolicy, rest: OrderPolicy, after: int) -> None:
+        self.learned, self.rest, self.after = learned, rest, after
+
+    def is_over(self, seen: Bool[Tensor, "batch locations"]) -> Bool[Tensor, " batch"]:
+        """Tells which samples have seen so much that the order takes over."""
+        return seen.sum(dim=1) >= self.after
+
+    def decide(
+        self,
+        state: Float[Tensor, "batch features"],
+        seen: Bool[Tensor, "batch locations"],
+        generator: torch.Generator | None = None,
+        num_seen: int | None = None,
+    ) -> Decision:
+        """Lets the actor decide, or the order, or each for some of the samples."""
+        if num_seen is not None:
+            policy = self.learned if num_seen < self.after else self.rest
+            return policy.decide(state, seen, generator, num_seen)
+        over = self.is_over(seen)
+        in_order = self.rest.decide(state, seen).location
+        if over.all():
+            return Decision(in_order)
+        return Decision(torch.where(over, in_order, self.learned.decide(state, seen).location))
+
+
 class SampledPolicy(Policy):
     """The learned policy in training: a location drawn from a softmax over the unseen ones.
 
@@ -268,8 +296,8 @@ def _distance(grid: Grid, location: int) -> int:
     return (row - grid.rows // 2) ** 2 + (column - grid.columns // 2) ** 2
 
 
-def make_policy(name: str, grid: Grid, actor: Scorer | None = None) -> Policy:
-    """Returns a policy by name: learned (greedy), random, plus, spiral or centre-out."""
+def make_policy(name: str, grid: Grid, actor: Scorer | None = None, handover: int | None = None) -> Policy:
+    """Returns a policy by name: learned (greedy, with a handover if given), random, or one of the orders."""
     require_choice("policy", name, ("learned", "random", *ORDERS))
     if name == "random":
         return RandomPolicy()
@@ -277,4 +305,7 @@ def make_policy(name: str, grid: Grid, actor: Scorer | None = None) -> Policy:
         return OrderPolicy(order(name, grid))
     if actor is None:
         raise StamError("this agent was trained without an actor: choose the policy random, plus or spiral")
-    return GreedyPolicy(actor)
+    learned = GreedyPolicy(actor)
+    if handover is None:
+        return learned
+    return HandoverPolicy(learned, OrderPolicy(order("centre-out", grid)), handover)

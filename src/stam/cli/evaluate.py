@@ -10,7 +10,7 @@ import tyro
 from stam import distributed
 from stam.cli.parsing import next_command, parse
 from stam.cli.processes import processes
-from stam.config import require
+from stam.config import AgentConfig, require
 from stam.errors import StamError
 from stam.evaluation import (
     Evaluation,
@@ -36,12 +36,14 @@ class Arguments:
         seeds: Seeds of the first location.
         glimpses: Glimpses to sense in each scene; all of them by default.
         policy: Who picks the locations: learned, random, plus, spiral or centre-out; by default its own.
+        handover: Glimpses after which the learned policy hands over to the order centre-out; as the agent's
+            settings say by default. As many as the grid has locations: never.
         mirrored: Also imagine the glimpses in a mirror, or not; as the agent's settings say by default.
         teacher: A teacher's folder, a DeiT file, package:NAME or hub:NAME; the run's own by default.
         target_accuracy: Fit the threshold of early termination for this accuracy, as a share: 0.9 is 90 %.
         budget: Fit it for this mean number of glimpses instead.
-        store: Keep the fitted threshold and temperature, and `mirrored`, with the weights, for predict and
-            live use.
+        store: Keep the fitted threshold and temperature, handover and mirrored with the weights, for
+            predict and live use.
         limit: Evaluate on so many scenes only, drawn at random, always the same.
         resize_size: The shorter side before the centre crop; as the run says by default.
         batch_size: Scenes at once.
@@ -60,6 +62,7 @@ class Arguments:
     seeds: int = 10
     glimpses: int | None = None
     policy: str | None = None
+    handover: int | None = None
     mirrored: bool | None = None
     teacher: str | None = None
     target_accuracy: float | None = None
@@ -100,9 +103,10 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
     opened = open_run(given.run, given.data, given.teacher, given.limit, given.resize_size)
     if opened.note and distributed.rank() == 0:
         print(opened.note, file=sys.stderr)
-    agent, own_view = opened.agent.to(device), opened.agent.config.mirrored
-    if given.mirrored is not None:
-        agent.configure(mirrored=given.mirrored)
+    agent, own = opened.agent.to(device), opened.agent.config
+    for setting in ("handover", "mirrored"):
+        if getattr(given, setting) is not None:
+            agent.configure(**{setting: getattr(given, setting)})
     plan = EvaluationPlan(
         num_seeds=given.seeds,
         num_glimpses=given.glimpses,
@@ -116,7 +120,7 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
         cost=given.cost,
         precision=given.precision,
     )
-    path = given.out or opened.path / result_name(opened, plan, own_view)
+    path = given.out or opened.path / result_name(opened, plan, own)
     if not path.parent.is_dir():
         raise StamError(f"--out '{path}': the folder '{path.parent}' does not exist; make it first")
     evaluation = evaluate(
@@ -139,13 +143,16 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
     return evaluation, path
 
 
-def result_name(opened: Opened, plan: EvaluationPlan, own_view: bool) -> str:
-    """Returns the result's file name: another policy, view or other data than the run's own is part of it."""
+def result_name(opened: Opened, plan: EvaluationPlan, own: AgentConfig) -> str:
+    """Returns the result's file name: what is otherwise than the run's own is part of it."""
     parts = [Path(EVALUATION_FILE).stem]
     if plan.policy not in (None, opened.agent.config.policy):
         parts.append(str(plan.policy))
-    if opened.agent.config.mirrored != own_view:
-        parts.append("plain" if own_view else "mirrored")
+    now = opened.agent.config
+    if now.handover != own.handover:
+        parts.append(f"handover-{now.handover}")
+    if now.mirrored != own.mirrored:
+        parts.append("mirrored" if now.mirrored else "plain")
     if not opened.own_data:
         parts.append(Path(opened.source).stem)
     return "-".join(parts) + ".json"
@@ -166,6 +173,7 @@ def summary(evaluation: Evaluation) -> str:
     lines = [
         f"{evaluation.name}: {data.num_scenes:,} scenes of {data.source}, {evaluation.policy} policy, "
         f"{len(evaluation.seeds)} seeds, glimpses of {height}x{width} pixels"
+        + (f", in order after {evaluation.handover}" if evaluation.handover else "")
         + (", seen in a mirror too" if evaluation.mirrored else ""),
         "",
         "glimpses   pixels  scene %     top-1 %   (std)   top-5 %" + ("   low-res top-1 %" if low else ""),

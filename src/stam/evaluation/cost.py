@@ -11,7 +11,7 @@ from stam.config import AgentConfig
 from stam.episode import rollout
 from stam.evaluation.early_exit import device_name, synchronise
 from stam.evaluation.results import Cost, Latency
-from stam.policy import GreedyPolicy, Policy
+from stam.policy import GreedyPolicy, HandoverPolicy, Policy
 
 BATCH_SIZES = (1, 64)
 
@@ -57,7 +57,8 @@ def multiply_adds(config: AgentConfig, num_glimpses: int, learned: bool) -> Cost
     steps = range(1, num_glimpses + 1)
     views = 2 if config.mirrored else 1
     core = [views * core_multiply_adds(config, n * config.grid.patches_per_glimpse) for n in steps]
-    actor = [actor_multiply_adds(config, n) if learned and n < num_glimpses else 0 for n in steps]
+    decided = range(1, min(num_glimpses, config.handover or num_glimpses)) if learned else ()
+    actor = [actor_multiply_adds(config, n) if n in decided else 0 for n in steps]
     per_step = [sum(pair) for pair in zip(core, actor, strict=True)]
     cumulative = [sum(per_step[:n]) for n in steps]
     whole_image = core_multiply_adds(config, config.grid.num_patches)
@@ -125,7 +126,7 @@ def measure_cost(
 ) -> Cost:
     """Counts the multiply-adds and measures the latency of an agent, for each batch size."""
     chosen = agent.policy(policy)
-    counted = multiply_adds(agent.config, num_glimpses, isinstance(chosen, GreedyPolicy))
+    counted = multiply_adds(agent.config, num_glimpses, isinstance(chosen, (GreedyPolicy, HandoverPolicy)))
     latency = [measure_latency(agent, size, num_glimpses, chosen, seconds=seconds) for size in batch_sizes]
     return Cost(
         counted.core,

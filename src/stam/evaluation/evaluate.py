@@ -178,6 +178,10 @@ class _Measurement:
         self._recorded: RecordedLook | None = None
         self.fit_half, self.report_half = halves(len(scenes), plan.split_seed)
 
+    def _setting(self, name: str) -> Any:
+        """Returns how an agent is set; a looker of another kind has no such settings."""
+        return getattr(self.agent.config, name) if isinstance(self.agent, Agent) else None
+
     def run(self, source: str, name: str, settings: dict[str, Any]) -> Evaluation:
         temperature, num_calibrated = self._fit_temperature()
         outcomes, whole_image = self._look(temperature)
@@ -221,7 +225,8 @@ class _Measurement:
             cost=cost,
             settings=json.loads(json.dumps(settings)),
             versions=versions(),
-            mirrored=isinstance(self.agent, Agent) and self.agent.config.mirrored,
+            handover=self._setting("handover") if self.policy == "learned" else None,
+            mirrored=bool(self._setting("mirrored")),
         )
         return _from_first_process(evaluation)
 

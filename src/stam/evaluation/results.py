@@ -286,6 +286,7 @@ class Evaluation:
         cost: Multiply-adds and latency, where they were asked for.
         settings: The run's settings (recipe, seed, agent, data, training), as its `run.json` has them.
         versions: Of stam, torch and Python.
+        handover: Glimpses after which the learned policy handed over to an order, if it did.
         mirrored: Whether the agent also imagined its glimpses in a mirror.
     """
 
@@ -308,6 +309,7 @@ class Evaluation:
     cost: Cost | None
     settings: dict[str, Any]
     versions: dict[str, str]
+    handover: int | None = None
     mirrored: bool = False
 
     def to_json(self) -> str:

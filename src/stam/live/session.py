@@ -13,7 +13,15 @@ from stam.config import AgentConfig, require
 from stam.episode import Looker
 from stam.errors import SensorError, StamError
 from stam.grid import Location
-from stam.policy import GreedyPolicy, OrderPolicy, Policy, RandomPolicy, SampledPolicy, random_locations
+from stam.policy import (
+    GreedyPolicy,
+    HandoverPolicy,
+    OrderPolicy,
+    Policy,
+    RandomPolicy,
+    SampledPolicy,
+    random_locations,
+)
 from stam.sensor import Sensor, as_pixels
 from stam.shapes import Bool, Float
 
@@ -411,7 +419,7 @@ def _next_locations(updates: Sequence[Update], state: Float[Tensor, "sessions fe
     together: dict[object, list[int]] = {}
     for row, update in enumerate(updates):
         policy = update.session.policy
-        shared = isinstance(policy, (GreedyPolicy, OrderPolicy))
+        shared = isinstance(policy, (GreedyPolicy, HandoverPolicy, OrderPolicy))
         together.setdefault(policy if shared else update.session, []).append(row)
     for rows in together.values():
         session = updates[rows[0]].session
@@ -440,6 +448,9 @@ def location_probabilities(
     The learned policy is the softmax of training with its last tau, of which inference takes the maximum;
     random is uniform; an order has one certain successor.
     """
+    if isinstance(policy, HandoverPolicy):
+        learned, rest = (location_probabilities(part, state, seen) for part in (policy.learned, policy.rest))
+        return torch.where(policy.is_over(seen)[:, None], rest, learned)
     if isinstance(policy, GreedyPolicy):
         every = torch.arange(seen.shape[1], device=seen.device).expand(seen.shape)
         logits = policy.actor(state, every).float().masked_fill(seen, 0)
