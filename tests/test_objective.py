@@ -328,6 +328,42 @@ def test_other_rewards_and_discounts(learner, images, reward, discount):
     torch.testing.assert_close(parts["critic"], wanted, atol=1e-5, rtol=1e-5)
 
 
+def test_nothing_is_learned_about_locations_after_the_handover(learner, images):
+    torch.manual_seed(1)
+    values, log_q = ValueNormaliser(3), torch.randn(4, 5).log_softmax(1)
+    steps = list(
+        training_episode(
+            learner,
+            Objective(6, handover=3),
+            values,
+            images,
+            torch.arange(4),
+            log_q,
+            torch.zeros(4, dtype=torch.long),
+            SampledPolicy(learner.actor, 4.0, handover=3),
+            torch.Generator().manual_seed(0),
+        )
+    )
+    assert ["actor" in step.parts for step in steps] == [True, True, False, False, False, False]
+    assert all("supervised" in step.parts for step in steps)
+    path = torch.stack([step.location for step in steps], dim=1)
+    assert all(len(set(row)) == 6 for row in path.tolist())
+    other = values.second_moment.clone()
+    assert other.shape == (2,)
+    # the second decision is the last: its target is the normalised reward alone, of unit variance
+    assert other[1].item() == pytest.approx(1.0, abs=1e-4)
+
+
+def test_after_the_handover_of_training_all_locations_are_alike():
+    drawn = SampledPolicy(lambda state, candidates: candidates.float() * 100, 4.0, handover=2)
+    seen = torch.zeros(4000, 6, dtype=torch.bool)
+    seen[:, :2] = True
+    decision = drawn.decide(torch.zeros(4000, 2), seen, torch.Generator().manual_seed(0), num_seen=2)
+    assert decision.log_probability is None
+    shares = torch.bincount(decision.location, minlength=6) / 4000
+    torch.testing.assert_close(shares, torch.tensor([0, 0, 0.25, 0.25, 0.25, 0.25]), atol=0.03, rtol=0)
+
+
 def test_unknown_rewards_and_discounts_are_refused():
     with pytest.raises(ConfigError, match="reward"):
         Objective(2, reward="praise")

@@ -116,6 +116,7 @@ class Objective:
             that glimpse. What was known before does not depend on where to look: without it, the reward
             varies less from scene to scene.
         discount: How much the return after the next glimpse counts; 1 in the paper.
+        handover: Glimpses after which locations are not the actor's choice any more; none in the paper.
         feature_weight: Weight of the distance between the agent's and the teacher's features; 0 in the paper.
     """
 
@@ -123,7 +124,13 @@ class Objective:
     consistency: str = "soft"
     reward: str = "agreement"
     discount: float = 1.0
+    handover: int | None = None
     feature_weight: float = 0.0
+
+    @property
+    def num_chosen(self) -> int:
+        """Glimpses until which the actor chooses: with them its returns end."""
+        return self.num_glimpses if self.handover is None else min(self.handover, self.num_glimpses)
 
     def __post_init__(self) -> None:
         """Checks the settings."""
@@ -180,7 +187,7 @@ class Objective:
             if self.reward == "gain":
                 gains = rewards + distance_from(teacher_log_probabilities, step.belief)
             targets = normalise_rewards(gains)
-            if self.discount > 0 and step.num_glimpses + 1 < self.num_glimpses:  # a last state has no return
+            if self.discount > 0 and step.num_glimpses + 1 < self.num_chosen:  # a last state has no return
                 targets = targets + self.discount * values.denormalise(critic(ahead.state), k + 1)
             values.update(targets, k)
             normalised = values.normalise(targets, k)
@@ -243,7 +250,7 @@ def training_episode(
 
     for step in rollout(agent, sense, objective.num_glimpses, first_location, policy, generator):
         parts = objective.classification(step.belief, labels, teacher_log_probabilities, teacher_features)
-        if learns_to_look and step.decision is not None:
+        if learns_to_look and step.num_glimpses < objective.num_chosen:
             assert agent.critic is not None and values is not None
             with torch.no_grad():  # the same drop-path masks: only the new glimpse makes a difference
                 ahead = agent.believe(step.next_memory, step.drop_masks)

@@ -162,11 +162,13 @@ class SampledPolicy(Policy):
 
     The actor's logits over the unseen locations are divided by their L2 norm and multiplied by `tau`.
     Every sample must have seen the same number of locations, as in a training batch. A `tau` that changes
-    while a recorded batch is replayed is a tensor, changed in place.
+    while a recorded batch is replayed is a tensor, changed in place. From `handover` glimpses on any unseen
+    location is as likely as another, and there is nothing to learn about it: in use an order takes over, but
+    classifiers learn more from many sets of locations than from one.
     """
 
-    def __init__(self, actor: Scorer, tau: float | Tensor = 1.0) -> None:
-        self.actor, self.tau = actor, tau
+    def __init__(self, actor: Scorer, tau: float | Tensor = 1.0, handover: int | None = None) -> None:
+        self.actor, self.tau, self.handover = actor, tau, handover
 
     def log_probabilities(
         self,
@@ -201,6 +203,8 @@ class SampledPolicy(Policy):
         num_seen: int | None = None,
     ) -> Decision:
         """Draws a location and returns it with its log-probability."""
+        if self.handover is not None and num_seen is not None and num_seen >= self.handover:
+            return RandomPolicy().decide(state, seen, generator)
         log_probabilities = self.log_probabilities(state, seen, num_seen)
         location = self.pick(log_probabilities, generator)
         return Decision(location, log_probabilities.gather(1, location[:, None]).squeeze(1))

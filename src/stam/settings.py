@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from stam.config import AgentConfig, require, require_choice
 from stam.data.augment import AugmentConfig
-from stam.objective import CONSISTENCY, REWARDS
+from stam.objective import CONSISTENCY, REWARDS, Objective
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 
@@ -175,6 +175,12 @@ class TrainingConfig:
         require_choice("reward", self.reward, REWARDS)
         require(0 <= self.discount <= 1, f"discount must be from 0 to 1, got {self.discount}")
         require_choice("precision", self.precision, PRECISIONS)
+
+    def objective(self, handover: int | None = None) -> Objective:
+        """Returns what is to be minimised, for an agent with such a handover."""
+        return Objective(
+            self.num_glimpses, self.consistency, self.reward, self.discount, handover, self.feature_weight
+        )
 
     def is_mild(self, epoch: int) -> bool:
         """Tells whether an epoch is one of the last, with larger crops."""

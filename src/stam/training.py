@@ -21,7 +21,7 @@ from stam.data.augment import Augment, mild
 from stam.data.mixing import mix_each, smooth_targets
 from stam.data.randomness import random_key
 from stam.loop import Learner, Meter, MetricLogger, Place, Plan, host_random, restore, run_loop
-from stam.objective import Objective, StepLosses, ValueNormaliser, training_episode
+from stam.objective import StepLosses, ValueNormaliser, training_episode
 from stam.optimisation import autocast, choose_device, gradients, is_half, make_optimiser, restore_optimiser
 from stam.policy import Policy, RandomPolicy, SampledPolicy, random_locations
 from stam.recording import Pipeline, RecordedFunction
@@ -106,14 +106,8 @@ class AgentLearner(Learner):
         self.rates = {part: torch.zeros((), device=self.device) for part in parts}
         self.optimiser = make_optimiser(parts, self.training.weight_decay, self.rates)
         training = self.training
-        self.values = ValueNormaliser(training.num_glimpses, discount=training.discount).to(self.device)
-        self.objective = Objective(
-            training.num_glimpses,
-            training.consistency,
-            training.reward,
-            training.discount,
-            training.feature_weight,
-        )
+        self.objective = training.objective(agent.config.handover)
+        self.values = ValueNormaliser(self.objective.num_chosen, discount=training.discount).to(self.device)
         require_features(teacher, agent.config.width, training.feature_weight)
         self.augment, self.augment_mildly = (
             Augment(augment, agent.grid.image_size, agent.config.mean, agent.config.std)
@@ -244,7 +238,7 @@ class AgentLearner(Learner):
             return RandomPolicy()
         if self.agent.actor is None:
             return self.agent.policy()
-        return SampledPolicy(self.agent.actor, self.tau)
+        return SampledPolicy(self.agent.actor, self.tau, self.agent.config.handover)
 
     def learning_rates(self, epoch: int) -> dict[str, float]:
         """Returns the learning rate of each part in an epoch."""
