@@ -82,16 +82,17 @@ def test_a_fitted_threshold_is_stored_with_the_weights(home, capsys, tmp_path):
 def test_glimpses_seen_in_a_mirror_have_a_result_of_their_own_and_can_be_stored(home, capsys, tmp_path):
     run = shutil.copytree(home / "a", tmp_path / "run")
     plain = load_evaluation(run / "evaluation.json")
-    out, _ = stam_says(capsys, "evaluate", run, *QUICK, "--mirrored", "True", "--examples", "0")
+    out, _ = stam_says(capsys, "evaluate", run, *QUICK, "--view", "mirrored", "--examples", "0")
     assert "seen in a mirror too" in out
     mirrored = load_evaluation(run / "evaluation-mirrored.json")
     assert mirrored.mirrored and not plain.mirrored
     assert mirrored.locations == plain.locations and mirrored.accuracy != plain.accuracy
     assert load_evaluation(run / "evaluation.json") == plain and not stam.load(run).config.mirrored
-    stam_says(capsys, "evaluate", run, *QUICK, "--mirrored", "True", "--examples", "0", "--store")
+    stam_says(capsys, "evaluate", run, *QUICK, "--view", "mirrored", "--examples", "0", "--store")
     assert stam.load(run).config.mirrored
-    stam_says(capsys, "evaluate", run, *QUICK, "--mirrored", "False", "--examples", "0")
+    stam_says(capsys, "evaluate", run, *QUICK, "--view", "plain", "--examples", "0")
     assert load_evaluation(run / "evaluation-plain.json").accuracy == plain.accuracy
+    assert "did you mean 'mirrored'" in stam_refuses(capsys, "evaluate", run, "--view", "mirored")
 
 
 def test_a_handover_has_a_result_of_its_own_and_can_be_stored(home, capsys, tmp_path):

@@ -10,7 +10,7 @@ import tyro
 from stam import distributed
 from stam.cli.parsing import next_command, parse
 from stam.cli.processes import processes
-from stam.config import AgentConfig, require
+from stam.config import AgentConfig, require, require_choice
 from stam.errors import StamError
 from stam.evaluation import (
     Evaluation,
@@ -38,7 +38,7 @@ class Arguments:
         policy: Who picks the locations: learned, random, plus, spiral or centre-out; by default its own.
         handover: Glimpses after which the learned policy hands over to the order centre-out; as the agent's
             settings say by default. As many as the grid has locations: never.
-        mirrored: Also imagine the glimpses in a mirror, or not; as the agent's settings say by default.
+        view: plain, or mirrored to imagine the glimpses in a mirror too; own is as the agent's settings say.
         teacher: A teacher's folder, a DeiT file, package:NAME or hub:NAME; the run's own by default.
         target_accuracy: Fit the threshold of early termination for this accuracy, as a share: 0.9 is 90 %.
         budget: Fit it for this mean number of glimpses instead.
@@ -63,7 +63,7 @@ class Arguments:
     glimpses: int | None = None
     policy: str | None = None
     handover: int | None = None
-    mirrored: bool | None = None
+    view: str = "own"
     teacher: str | None = None
     target_accuracy: float | None = None
     budget: float | None = None
@@ -104,9 +104,11 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
     if opened.note and distributed.rank() == 0:
         print(opened.note, file=sys.stderr)
     agent, own = opened.agent.to(device), opened.agent.config
-    for setting in ("handover", "mirrored"):
-        if getattr(given, setting) is not None:
-            agent.configure(**{setting: getattr(given, setting)})
+    require_choice("--view", given.view, ("own", "plain", "mirrored"))
+    if given.view != "own":
+        agent.configure(mirrored=given.view == "mirrored")
+    if given.handover is not None:
+        agent.configure(handover=given.handover)
     plan = EvaluationPlan(
         num_seeds=given.seeds,
         num_glimpses=given.glimpses,
