@@ -9,8 +9,8 @@ updates. Results come from the checkpoint after the last update: the validation 
 `--hold-out 0.5` takes half of them.
 `--set` changes settings of the recipe, `--trials` compares several changes, each trained in turn; {"core":
 {"frozen": "mlp"}} among them keeps the MLPs of the core's blocks as they start. `--members` trains several
-agents of other seeds, each for its part of the epochs, and averages their cores into one. `--mirrored`
-measures each agent a second time, when it also imagines its glimpses in a mirror.
+agents of other seeds, each for its part of the epochs, and averages their cores into one. `--views`
+measures each agent again with other settings of its own: {"handover-8": {"handover": 8}}.
 """
 
 import argparse
@@ -150,10 +150,8 @@ def measure(
     glimpses: int,
     name: str,
     policy: str | None = None,
-    mirrored: bool = False,
 ) -> Any:
     """Evaluates an agent, with its own or another policy, over seeds of the first location."""
-    agent.configure(mirrored=mirrored)
     settings = EvaluationPlan(
         num_seeds=seeds,
         num_glimpses=min(glimpses, agent.grid.num_locations),
@@ -183,7 +181,7 @@ def main() -> None:
     parser.add_argument("--set", default="{}", help='JSON: {"training": {...}, "agent": {...}}')
     parser.add_argument("--trials", default='{"": {}}', help="JSON: a name and changes, for each trial")
     parser.add_argument("--members", type=int, default=1, help="agents to average into one")
-    parser.add_argument("--mirrored", action="store_true", help="measure with mirrored glimpses too")
+    parser.add_argument("--views", default="{}", help="JSON: a name and settings of the agent, for each view")
     parser.add_argument("--hold-out", type=float, nargs="?", const=0.1, metavar="SHARE")
     parser.add_argument("--seeds", type=int, default=10, help="of the first location, in evaluation")
     parser.add_argument("--glimpses", type=int, default=21, help="to evaluate")
@@ -196,6 +194,7 @@ def main() -> None:
     splits = open_scenes(arguments.data)
     classes = tuple(splits.train.classes)
     common, trials = json.loads(arguments.set), json.loads(arguments.trials)
+    views = {"": {}} | json.loads(arguments.views)
     base = configure(arguments.dataset, classes, common, arguments.workers)
     train_scenes: Scenes = in_memory(splits.train, base.data.decode_size, arguments.workers)
     val_scenes: Scenes
@@ -219,17 +218,11 @@ def main() -> None:
             agent, result = train_members(
                 name, config, arguments.init, teacher, arguments.out, data, arguments.members, frozen
             )
-            for mirrored in (False, True) if arguments.mirrored else (False,):
-                called = f"{name}-mirrored" if mirrored else name
-                found = measure(
-                    agent,
-                    config.data,
-                    val_scenes,
-                    arguments.seeds,
-                    arguments.glimpses,
-                    called,
-                    mirrored=mirrored,
-                )
+            own = {"handover": agent.config.handover, "mirrored": agent.config.mirrored}
+            for view, settings in views.items():
+                agent.configure(**own | settings)
+                called = "-".join(part for part in (name, view) if part)
+                found = measure(agent, config.data, val_scenes, arguments.seeds, arguments.glimpses, called)
                 (numbers / f"{called}.json").write_text(found.to_json())
                 curve = found.accuracy.ensemble.top1
                 results.append(result | {"name": called, "mean": curve.mean, "std": curve.std})

@@ -2,7 +2,8 @@
 
     python experiments/who_chooses.py aid-tiny --data aid.tar --out experiments/results/aid-choosers.json
 
-The agent classifies; its own policy, an order or chance picks the locations. What it learned it learned from
+The agent classifies; its own policy, an order or chance picks the locations, or its own policy the first so
+many and an order from the centre outward the rest (`--handovers`). What it learned it learned from
 its own glimpses, so orders are at a disadvantage here that agents trained for them do not have. Also keeps
 the paths of a few scenes, with what the agent thought on the way.
 """
@@ -22,7 +23,7 @@ from stam.data.randomness import random_order
 from stam.evaluation import EvaluationPlan, evaluate
 from stam.pixels import normalise
 
-CHOOSERS = ("learned", "plus", "spiral", "random")
+CHOOSERS = ("learned", "plus", "spiral", "centre-out", "random")
 
 
 def agent_parser(description: str | None, scenes: int | None, of: str) -> argparse.ArgumentParser:
@@ -47,7 +48,9 @@ def view_scenes(agent: Agent, scenes: Scenes, indices: np.ndarray) -> Tensor:
 def main() -> None:
     parser = agent_parser(__doc__, 1000, "of the validation split, at random")
     parser.add_argument("--seeds", type=int, default=1, help="of the first location")
-    parser.add_argument("--glimpses", type=int, default=12)
+    parser.add_argument("--glimpses", type=int, default=21)
+    parser.add_argument("--handovers", type=int, nargs="*", default=[6, 8, 12])
+    parser.add_argument("--precision", default="auto")
     parser.add_argument("--paths", type=int, default=12, help="scenes whose paths are kept")
     parser.add_argument("--threads", type=int, help="of torch")
     arguments = parser.parse_args()
@@ -58,7 +61,11 @@ def main() -> None:
     chosen = random_order(len(scenes), "who chooses", 0)[: arguments.scenes]
     part = Subset(scenes, np.sort(chosen))
     accuracy = {}
-    for policy in CHOOSERS:
+    own = agent.config.handover
+    choosers: list[tuple[str, str, int | None]] = [(policy, policy, None) for policy in CHOOSERS]
+    choosers += [(f"learned to {count}", "learned", count) for count in arguments.handovers]
+    for name, policy, handover in choosers:
+        agent.configure(handover=handover)
         plan = EvaluationPlan(
             num_seeds=arguments.seeds,
             num_glimpses=arguments.glimpses,
@@ -67,12 +74,14 @@ def main() -> None:
             cost=False,
             most_timed=0,
             most_calibration=64,
+            precision=arguments.precision,
         )
-        curve = evaluate(agent, part, plan, name=policy, source=arguments.data, progress=False)
-        accuracy[policy] = curve.accuracy.ensemble.top1.mean
-        shown = " ".join(f"{100 * value:.1f}" for value in accuracy[policy])
-        print(f"{policy:<8} {shown}", flush=True)
+        curve = evaluate(agent, part, plan, name=name, source=arguments.data, progress=False)
+        accuracy[name] = curve.accuracy.ensemble.top1.mean
+        shown = " ".join(f"{100 * value:.1f}" for value in accuracy[name])
+        print(f"{name:<13} mean {100 * np.mean(accuracy[name]):.2f}  {shown}", flush=True)
 
+    agent.configure(handover=own)
     few = chosen[: arguments.paths]
     images = view_scenes(agent, scenes, few)
     trace = agent.look(images, arguments.glimpses, generator=torch.Generator().manual_seed(0))

@@ -11,6 +11,7 @@ import torch
 from images import make_image_folder
 
 import stam
+from stam.evaluation import load_evaluation
 
 ROOT = Path(__file__).parent.parent
 AGENT = {
@@ -62,7 +63,8 @@ def test_members_are_averaged(images, tmp_path):
     settings = json.dumps({"agent": AGENT, "training": TRAINING | {"epochs": 2}, "teacher": TEACHER})
     run(
         *("real_images.py", "aid", "--data", images, "--init", "none", "--out", tmp_path),
-        *("--set", settings, "--seeds", 1, "--glimpses", 2, "--workers", 0, "--members", 2),
+        *("--set", settings, "--seeds", 1, "--glimpses", 3, "--workers", 0, "--members", 2),
+        *("--views", '{"twice": {"mirrored": true}, "handed": {"handover": 1}}'),
     )
     cores = [
         stam.load(tmp_path / folder).core.head.weight
@@ -70,7 +72,11 @@ def test_members_are_averaged(images, tmp_path):
     ]
     assert not cores[0].equal(cores[1])
     torch.testing.assert_close(cores[2], (cores[0] + cores[1]) / 2, atol=1e-4, rtol=1e-3)
-    (result,) = json.loads((tmp_path / "results.json").read_text())
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [result["name"] for result in results] == ["learned", "learned-twice", "learned-handed"]
+    found = [load_evaluation(tmp_path / f"{result['name']}.json") for result in results]
+    assert [(one.mirrored, one.handover) for one in found] == [(False, None), (True, None), (False, 1)]
+    result = results[0]
     seeds = [
         json.loads((tmp_path / f"learned-{member}" / "run.json").read_text())["config"]["training"]["seed"]
         for member in (0, 1)
