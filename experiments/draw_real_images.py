@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from stam.evaluation import load_evaluation
 from stam.figures import evaluation_figures, to_bytes
-from stam.figures.style import COLUMN, LIGHT, LINES, PAGE, SMALL, dress, legend, new_figure
+from stam.figures.style import LIGHT, LINES, PAGE, SMALL, dress, legend, new_figure
 
 # measured once with the authors' code: glimpses and accuracy in %
 AUTHORS = {
@@ -25,14 +25,19 @@ KEPT = ("early-exit", "locations")
 
 
 def draw(results: list[dict[str, Any]], points: dict[int, float]) -> bytes:
-    """An agent's curve, with the authors' points."""
-    figure, ((axes,),) = new_figure(COLUMN, 3.6)
-    dress(axes, LIGHT, "glimpses sensed", "top-1 accuracy (%)")
+    """An agent's curve, with the authors' points; and how far it and others are above those, joined."""
+    figure, ((whole, apart),) = new_figure(PAGE, 3.4, 1, 2)
+    dress(whole, LIGHT, "glimpses sensed", "top-1 accuracy (%)")
+    dress(apart, LIGHT, "glimpses sensed", "points above the authors' code")
+    joined = np.interp(np.arange(1, len(results[0]["mean"]) + 1), list(points), list(points.values())) / 100
+    add_curve(whole, 0, results[0])
     for position, result in enumerate(results):
-        add_curve(axes, position, result)
-    axes.plot(list(points), list(points.values()), "x", color=LIGHT.ink, label="the authors' code, 240 s")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend(figure, LIGHT)
+        add_curve(apart, position, result, joined, band=1)
+    for axes, values in ((whole, list(points.values())), (apart, [0.0] * len(points))):
+        axes.plot(list(points), values, "x", color=LIGHT.ink, label="the authors' code, 240 s")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    apart.axhline(0, color=LIGHT.ink, linewidth=0.8)
+    legend(figure, LIGHT, columns=3, axes=apart)
     return to_bytes(figure)
 
 

@@ -23,8 +23,9 @@ case $stage in
     run imagenette --data "$DATA/imagenette-train.tar" --hold-out --seeds 3 --trials "${TRIALS:-$trials}" \
       --set '{"training": {"epochs": 10, "tau_epochs": 5, "averaged_batches": 60}}'
     ;;
-  aid) run aid --data "$DATA/aid.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" ;;
-  imagenette) run imagenette --data "$DATA/imagenette-train.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" --members "${MEMBERS:-1}" ;;
+  aid) run aid --data "$DATA/aid.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" --views "${VIEWS:-{\}}" ;;
+  imagenette) run imagenette --data "$DATA/imagenette-train.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" --views "${VIEWS:-{\}}" \
+    --members "${MEMBERS:-1}" ;;
 esac
 for kept in learned teacher; do
   for folder in "$runs/$kept/half" "$runs/$kept/last"; do

@@ -3,7 +3,8 @@
     python experiments/ship.py runs/imagenette/learned --name imagenette-tiny \
         --evaluation runs/imagenette/learned.json
 
-Temperature and threshold come from the evaluation, which fits them on one half of the validation scenes.
+Temperature and threshold come from the evaluation, which fits them on one half of the validation scenes, and
+with them the handover and the view they were fitted for.
 `--rehash` records the hashes of what lies in the package.
 """
 
@@ -39,7 +40,12 @@ def main() -> None:
     if not arguments.rehash:
         agent = load(arguments.agent)
         found = load_evaluation(arguments.evaluation)
-        agent.configure(temperature=found.calibration.temperature, threshold=found.early_exit.fit.threshold)
+        agent.configure(
+            temperature=found.calibration.temperature,
+            threshold=found.early_exit.fit.threshold,
+            handover=found.handover,
+            mirrored=found.mirrored,
+        )
         save_agent(agent, arguments.assets / arguments.name, half=True)
         size = (arguments.assets / arguments.name / MODEL_FILE).stat().st_size
         assert size <= MOST_BYTES, f"{size} bytes are too many to ship"
