@@ -188,6 +188,19 @@ def test_who_chooses(images, tmp_path):
     assert "aid-paths.png" in run("draw_real_images.py", tmp_path, "--out", tmp_path / "images")
 
 
+def test_teacher_says(images, tmp_path):
+    settings = json.dumps({"agent": AGENT, "training": TRAINING, "teacher": TEACHER})
+    run(
+        *("real_images.py", "aid", "--data", images, "--init", "none", "--out", tmp_path),
+        *("--set", settings, "--seeds", 1, "--glimpses", 1, "--workers", 0),
+    )
+    shown = run(
+        *("teacher_says.py", "aid", "--data", images, "--teacher", tmp_path / "teacher", "--images", 5),
+        *("--set", settings),
+    )
+    assert "5 training images of aid" in shown and "of at most 1.10" in shown
+
+
 def test_reward_signal(images, tmp_path):
     settings = json.dumps({"agent": AGENT, "training": TRAINING, "teacher": TEACHER})
     out = tmp_path / "out"
