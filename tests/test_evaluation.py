@@ -207,9 +207,10 @@ def test_a_result_round_trips_through_json(tmp_path):
 def test_the_schema_is_stable():
     """Programs read these names; a change needs a new version and a word in docs/evaluation.md."""
     values = json.loads(full_evaluation().to_json())
-    assert (values["format"], values["version"]) == ("stam-evaluation", "1.0")
+    assert (values["format"], values["version"]) == ("stam-evaluation", "1.1")
     assert sorted(values) == [
-        *("accuracy", "calibration", "cost", "data", "early_exit", "format", "grid", "locations", "name"),
+        *("accuracy", "calibration", "cost", "data", "early_exit", "format", "grid", "handover"),
+        *("locations", "mirrored", "name"),
         *(
             "num_glimpses",
             "pixels",
@@ -229,6 +230,14 @@ def test_the_schema_is_stable():
     assert sorted(values["cost"]["latency"][0]) == [
         *("batch_size", "cumulative_ms", "device", "per_step_ms", "repeats", "threads")
     ]
+
+
+def test_results_of_version_1_0_are_read():
+    values = json.loads(full_evaluation().to_json())
+    for name in ("handover", "mirrored"):
+        del values[name]
+    found = Evaluation.from_json(json.dumps(values | {"version": "1.0"}))
+    assert (found.handover, found.mirrored) == (None, False)
 
 
 @pytest.mark.parametrize(

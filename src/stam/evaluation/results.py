@@ -15,7 +15,7 @@ from stam.runs import save_content
 from stam.shapes import Float
 
 FORMAT = "stam-evaluation"
-VERSION = "1.0"
+VERSION = "1.1"
 
 Floats = tuple[float, ...]
 
