@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # On one GPU: the experiments on real photographs, stage by stage. Data and weights lie in $DATA; writes to $OUT.
-#   gpu_real_images.sh aid-search | aid | imagenette-search | imagenette
+#   gpu_real_images.sh aid-search | aid | imagenette-search | imagenette-half | imagenette
 set -uo pipefail
 export PYTHONPATH=src PYTHONUNBUFFERED=1
 stage=$1
@@ -22,6 +22,10 @@ case $stage in
   imagenette-search)
     run imagenette --data "$DATA/imagenette-train.tar" --hold-out --seeds 3 --trials "${TRIALS:-$trials}" \
       --set '{"training": {"epochs": 10, "tau_epochs": 5, "averaged_batches": 60}}'
+    ;;
+  imagenette-half) # long trainings on one half of the images, measured on the other
+    run imagenette --data "$DATA/imagenette-train.tar" --hold-out 0.5 --seeds 3 --trials "${TRIALS:-$trials}" \
+      --set '{"training": {"epochs": 40, "tau_epochs": 20, "averaged_batches": 60}}'
     ;;
   aid) run aid --data "$DATA/aid.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" --views "${VIEWS:-{\}}" ;;
   imagenette) run imagenette --data "$DATA/imagenette-train.tar" --agents ${AGENTS:-$everyone} --set "${SET:-{\}}" --views "${VIEWS:-{\}}" \
