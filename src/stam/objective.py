@@ -144,12 +144,8 @@ class Objective:
         belief: Belief,
         labels: Labels,
         teacher_log_probabilities: Float[Tensor, "batch classes"],
-        teacher_features: Float[Tensor, "batch readout features"] | None = None,
     ) -> dict[str, Tensor]:
-        """Returns L_sup (Eq. 2) and L_consist (Eq. 3), and how far the teacher's features are, if given."""
-        if teacher_features is not None:
-            parts = self.classification(belief, labels, teacher_log_probabilities)
-            return parts | {"features": feature_distance(belief.state, teacher_features)}
+        """Returns L_sup (Eq. 2) and L_consist (Eq. 3) with the weights they have in the sum."""
         if self.consistency == "none":
             # a softmax of log probabilities changes nothing
             return {"supervised": F.cross_entropy(belief.log_probabilities(), labels)}
@@ -249,7 +245,9 @@ def training_episode(
         return agent.grid.cut(images, locations[:, None])[:, 0]
 
     for step in rollout(agent, sense, objective.num_glimpses, first_location, policy, generator):
-        parts = objective.classification(step.belief, labels, teacher_log_probabilities, teacher_features)
+        parts = objective.classification(step.belief, labels, teacher_log_probabilities)
+        if teacher_features is not None:
+            parts["features"] = feature_distance(step.belief.state, teacher_features)
         if learns_to_look and step.num_glimpses < objective.num_chosen:
             assert agent.critic is not None and values is not None
             with torch.no_grad():  # the same drop-path masks: only the new glimpse makes a difference
