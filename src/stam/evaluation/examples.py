@@ -14,11 +14,9 @@ from stam.episode import Trace
 from stam.errors import StamError
 from stam.evaluation.scenes import LooksAtScenes, SceneReader, first_locations, policy_for
 from stam.grid import Grid
-from stam.policy import SampledPolicy
+from stam.live import location_probabilities
 from stam.runs import save_content
 from stam.shapes import Float, Int, UInt8
-
-TAU = 4.0  # the sharpness of the policy at the end of the paper's training
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def collect_examples(
 
 @torch.no_grad()
 def policy_maps(
-    agent: LooksAtScenes, images: Float[Tensor, "batch channels height width"], trace: Trace, tau: float = TAU
+    agent: LooksAtScenes, images: Float[Tensor, "batch channels height width"], trace: Trace
 ) -> Float[Tensor, "batch glimpses locations"] | None:
     """Returns the policy's probability of each location after each glimpse of a trace; the last is zero.
 
@@ -121,13 +119,13 @@ def policy_maps(
     """
     if not isinstance(agent, Agent) or agent.actor is None:
         return None
-    policy, path, grid = SampledPolicy(agent.actor, tau), trace.locations, agent.grid
+    policy, path, grid = agent.policy("learned"), trace.locations, agent.grid
     seen = torch.zeros(len(path), grid.num_locations, dtype=torch.bool, device=path.device)
     memory, maps = None, []
     for here in path.unbind(dim=1)[:-1]:
         memory = agent.remember(memory, grid.cut(images, here[:, None])[:, 0], here)
         seen = seen.scatter(1, here[:, None], True)
-        maps.append(policy.log_probabilities(agent.believe(memory).state, seen).exp())
+        maps.append(location_probabilities(policy, agent.believe(memory).state, seen))
     maps.append(torch.zeros(seen.shape, device=path.device))
     return torch.stack(maps, dim=1)
 
