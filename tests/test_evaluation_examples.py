@@ -36,6 +36,13 @@ def test_a_map_is_a_distribution_over_the_unseen_whose_peak_is_next(examples):
             assert example.maps[step].argmax() == example.locations[step + 1]
 
 
+def test_after_a_handover_a_map_shows_what_the_order_takes():
+    agent = make_agent().configure(handover=3)
+    for example in collect_examples(agent, reader_for(agent, NoiseScenes(20), fast_plan()), 2, 6, "learned"):
+        certain = [example.maps[step, example.locations[step + 1]] == 1 for step in range(5)]
+        assert certain == [False, False, True, True, True]
+
+
 def test_what_was_seen_shows_the_glimpses_and_nothing_else(examples):
     example = examples[0]
     seen = example.seen(2, unseen=77)
