@@ -10,7 +10,8 @@ updates. Results come from the checkpoint after the last update: the validation 
 `--set` changes settings of the recipe, `--trials` compares several changes, each trained in turn; {"core":
 {"frozen": "mlp"}} among them keeps the MLPs of the core's blocks as they start. `--members` trains several
 agents of other seeds, each for its part of the epochs, and averages their cores into one. `--views`
-measures each agent again with other settings of its own: {"handover-8": {"handover": 8}}.
+measures each agent again with other settings of its own: {"handover-8": {"handover": 8}}; an order, which has
+nothing to hand over, has no such view.
 """
 
 import argparse
@@ -70,11 +71,9 @@ def configure(recipe: str, classes: tuple[str, ...], changes: dict[str, Any], wo
     )
 
 
-def get_teacher(
-    config: RunConfig, given: str | None, init: str, out: Path, train: Scenes, val: Scenes
-) -> Teacher:
+def get_teacher(config: RunConfig, given: str, init: str, out: Path, train: Scenes, val: Scenes) -> Teacher:
     """Opens the teacher, or fine-tunes one; its last checkpoint counts, whatever the validation says."""
-    if given is not None:
+    if given != "fine-tune":
         return open_teacher(given, tuple(train.classes), config.agent, config.class_indices)
     model, record = build_student(
         config.teacher_training, config.agent, init, tuple(train.classes), config.class_indices
@@ -174,7 +173,9 @@ def main() -> None:
     parser.add_argument("dataset", choices=("imagenette", "aid"))
     parser.add_argument("--data", required=True)
     parser.add_argument("--init", required=True)
-    parser.add_argument("--teacher", help="a teacher's folder or weights; by default as the recipe says")
+    parser.add_argument(
+        "--teacher", help="a teacher's folder or weights, or fine-tune; by default as the recipe says"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--results", type=Path, help="where numbers go after each agent; by default --out")
     parser.add_argument("--agents", nargs="*", default=["learned"])
@@ -204,7 +205,7 @@ def main() -> None:
         val_scenes = in_memory(splits.val, None, arguments.workers)
     data = Splits(train_scenes, val_scenes, splits.record)
     print(f"{len(train_scenes)} + {len(val_scenes)} images, {time.monotonic() - began:.0f} s", flush=True)
-    given = arguments.teacher or (arguments.init if base.teacher is not None else None)
+    given = arguments.teacher or (arguments.init if base.teacher is not None else "fine-tune")
     teacher = get_teacher(base, given, arguments.init, arguments.out, train_scenes, val_scenes)
     results = []
     for trial, changes in trials.items():
@@ -220,6 +221,8 @@ def main() -> None:
             )
             own = {"handover": agent.config.handover, "mirrored": agent.config.mirrored}
             for view, settings in views.items():
+                if "handover" in settings and agent.config.policy != "learned":
+                    continue
                 agent.configure(**own | settings)
                 called = "-".join(part for part in (name, view) if part)
                 found = measure(agent, config.data, val_scenes, arguments.seeds, arguments.glimpses, called)

@@ -49,11 +49,15 @@ def test_real_images(images, tmp_path, hold_out):
         *("real_images.py", "aid", "--data", images, "--init", "none", "--out", tmp_path / "out"),
         *("--set", settings, "--agents", "learned", "spiral", "--trials", trials, "--seeds", 2),
         *("--glimpses", 3, "--workers", 0, *(["--hold-out", "--results", tmp_path] if hold_out else [])),
+        *("--teacher", "fine-tune", "--views", '{"handed": {"handover": 1}}'),
     )
     assert all(name in shown for name in ("teacher:", "learned-a", "learned-b", "spiral-a", "spiral-b"))
     numbers = tmp_path if hold_out else tmp_path / "out"
     results = json.loads((numbers / "results.json").read_text())
-    assert [len(result["mean"]) for result in results] == [3] * 4
+    assert all(len(result["mean"]) == 3 for result in results)
+    handed = [result["name"] for result in results if result["name"].endswith("-handed")]
+    assert handed == ["learned-a-handed", "learned-b-handed"]  # an order has nothing to hand over
+    results = [result for result in results if result["name"] not in handed]
     assert (tmp_path / "out" / "learned-a" / "half" / "model.safetensors").exists()
     rates = [result["settings"]["training"]["base_lr"] for result in results]
     assert rates[0] == rates[1] != rates[2] == rates[3] == 1e-3
