@@ -95,6 +95,9 @@ def own_images(size: str) -> RunConfig:
             base_lr=4e-5,
             actor_lr=4e-4,
             tau_epochs=60,
+            extra_looks=3,
+            mild_share=0.25,
+            averaged_batches=60,
             validate_every=5,
         ),
         teacher_training=_short_teacher(batch_size=128, base_lr=2e-4, warmup_epochs=1),
@@ -108,8 +111,20 @@ def _short_teacher(**settings: Any) -> TeacherConfig:
 
 
 def _in_minutes(**settings: Any) -> TrainingConfig:
-    """Training on thousands of images within minutes on one GPU: whole epochs, an actor that learns fast."""
-    return TrainingConfig(epoch_share=1.0, batch_size=600, actor_lr=4e-4, **settings)
+    """Training on thousands of images within minutes on one GPU: whole epochs, an actor that learns fast.
+
+    With all that raised the accuracy after each glimpse beyond the paper's way (docs/results.md).
+    """
+    return TrainingConfig(
+        epoch_share=1.0,
+        batch_size=600,
+        actor_lr=4e-4,
+        extra_looks=3,
+        feature_weight=2.0,
+        mild_share=0.25,
+        averaged_batches=150,
+        **settings,
+    )
 
 
 # rows of ImageNet's 1000 classes, for Imagenette's ten in alphabetical order
@@ -123,15 +138,7 @@ def imagenette() -> RunConfig:
         data=DataConfig(
             "imagenette", resize_size=None, augment=AugmentConfig(num_ops=0, crop_scale=(0.25, 1.0))
         ),
-        training=_in_minutes(
-            epochs=54,
-            base_lr=2e-5,
-            tau_epochs=27,
-            extra_looks=3,
-            feature_weight=2.0,
-            mild_share=0.25,
-            averaged_batches=150,
-        ),
+        training=_in_minutes(epochs=54, base_lr=2e-5, tau_epochs=27),
         init="hub:facebook/deit-tiny-patch16-224",
         teacher="hub:facebook/deit-tiny-patch16-224",
         class_indices=_IMAGENETTE_ROWS,
@@ -149,7 +156,7 @@ def aid() -> RunConfig:
             resize_size=None,
             augment=AugmentConfig(num_ops=0, vertical_flip=0.5, crop_scale=(0.2, 1.0)),
         ),
-        training=_in_minutes(epochs=70, base_lr=7e-5, tau_epochs=35),
+        training=_in_minutes(epochs=62, base_lr=7e-5, tau_epochs=31),
         teacher_training=_short_teacher(batch_size=256, base_lr=5e-4, warmup_epochs=2, validate_every=10),
         teacher=None,
         class_indices=None,

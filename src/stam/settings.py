@@ -58,7 +58,7 @@ class TrainingConfig:
         num_glimpses: Glimpses in an episode, and so updates a batch (the paper's T).
         extra_looks: More episodes with each batch, from other first locations, broken off after
             `extra_glimpses`: few glimpses cost little, and there is most to learn about them. 0 in the paper.
-        extra_glimpses: Glimpses of those, and so updates of each.
+        extra_glimpses: Glimpses of those, and so updates of each; at most `num_glimpses` are taken.
         epochs: Epochs; each shows a fresh random part of the data.
         epoch_share: Share of the data an epoch shows; none is the paper's `1 / num_glimpses`, since a batch
             makes that many updates.
@@ -159,10 +159,6 @@ class TrainingConfig:
         require(
             self.warmup_epochs < self.epochs,
             f"warmup_epochs {self.warmup_epochs} leaves nothing of {self.epochs} epochs to learn looking",
-        )
-        require(
-            self.extra_looks == 0 or self.extra_glimpses <= self.num_glimpses,
-            f"extra_glimpses {self.extra_glimpses} is more than the {self.num_glimpses} of an episode",
         )
         share = self.epoch_share
         require(share is None or 0 < share <= 1, f"epoch_share must be above 0 and at most 1, got {share}")

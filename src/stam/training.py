@@ -175,9 +175,10 @@ class AgentLearner(Learner):
         with self._autocast():
             target = self._target(images)
         training = self.training
+        few = min(training.extra_glimpses, training.num_glimpses)
         for _ in range(training.extra_looks):
             other = random_locations(self.agent.grid, len(images), self.device, self.generator)
-            for _ in self._updates(policy, images, labels, target, other, training.extra_glimpses):
+            for _ in self._updates(policy, images, labels, target, other, few):
                 pass
         updates = self._updates(policy, images, labels, target, first_location, training.num_glimpses)
         parts = [{name: part.detach() for name, part in step.parts.items()} for step in updates]
