@@ -52,7 +52,7 @@ def draw_alike(results: list[dict[str, Any]]) -> bytes:
     for axes in (whole, apart):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     apart.set_ylim(-4, 2.5)
-    legend(figure, LIGHT, columns=len(results))
+    legend(figure, LIGHT, columns=4)
     return to_bytes(figure)
 
 
@@ -110,7 +110,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     for dataset in AUTHORS:
-        for alike in ("", "-extra-looks"):
+        for alike in ("", "-alike"):
             found = arguments.results / f"{dataset}{alike}.json"
             if found.exists():
                 picture = draw_alike(json.loads(found.read_text()))
