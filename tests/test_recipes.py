@@ -91,6 +91,15 @@ def test_the_papers_settings():
         get_recipe("imagenet-small-hrd")
 
 
+def test_a_teacher_without_features_is_refused_before_it_is_fine_tuned():
+    aid = get_recipe("aid")
+    other = dataclasses.replace(aid.teacher_training, model="timm:resnet18")
+    with pytest.raises(ConfigError, match="needs a DeiT as teacher, not timm:resnet18: use feature_weight 0"):
+        dataclasses.replace(aid, teacher_training=other)
+    training = dataclasses.replace(aid.training, feature_weight=0)
+    assert dataclasses.replace(aid, teacher_training=other, training=training).teacher is None
+
+
 def test_an_epoch_shows_one_in_t_of_the_data_and_another_part_each_time():
     training = dataclasses.replace(get_recipe("digits").training, batch_size=10, num_glimpses=5, epochs=3)
     made = plan(200, training)

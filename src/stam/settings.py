@@ -291,3 +291,8 @@ class RunConfig:
             self.training.num_glimpses <= most,
             f"num_glimpses {self.training.num_glimpses} is more than the {most} locations of the grid",
         )
+        own, weight = self.teacher_training.model, self.training.feature_weight
+        require(
+            self.teacher is not None or own == "deit" or weight == 0,  # known before hours of fine-tuning
+            f"feature_weight {weight} needs a DeiT as teacher, not {own}: use feature_weight 0",
+        )
