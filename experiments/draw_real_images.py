@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from stam.evaluation import load_evaluation
@@ -24,18 +25,24 @@ AUTHORS = {
 KEPT = ("early-exit", "locations")
 
 
+def two_panels(difference: str) -> tuple[Figure, Axes, Axes]:
+    """Returns a figure for curves over glimpses, on the left as they are, on the right as differences."""
+    figure, ((whole, apart),) = new_figure(PAGE, 3.4, 1, 2)
+    for axes, what in ((whole, "top-1 accuracy (%)"), (apart, difference)):
+        dress(axes, LIGHT, "glimpses sensed", what)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure, whole, apart
+
+
 def draw(results: list[dict[str, Any]], points: dict[int, float]) -> bytes:
     """An agent's curve, with the authors' points; and how far it and others are above those, joined."""
-    figure, ((whole, apart),) = new_figure(PAGE, 3.4, 1, 2)
-    dress(whole, LIGHT, "glimpses sensed", "top-1 accuracy (%)")
-    dress(apart, LIGHT, "glimpses sensed", "points above the authors' code")
+    figure, whole, apart = two_panels("points above the authors' code")
     joined = np.interp(np.arange(1, len(results[0]["mean"]) + 1), list(points), list(points.values())) / 100
     add_curve(whole, 0, results[0])
     for position, result in enumerate(results):
         add_curve(apart, position, result, joined, band=1)
     for axes, values in ((whole, list(points.values())), (apart, [0.0] * len(points))):
         axes.plot(list(points), values, "x", color=LIGHT.ink, label="the authors' code, 240 s")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     apart.axhline(0, color=LIGHT.ink, linewidth=0.8)
     legend(figure, LIGHT, columns=3, axes=apart)
     return to_bytes(figure)
@@ -43,14 +50,10 @@ def draw(results: list[dict[str, Any]], points: dict[int, float]) -> bytes:
 
 def draw_alike(results: list[dict[str, Any]]) -> bytes:
     """Agents trained alike: their curves, and how far each is from the first."""
-    figure, ((whole, apart),) = new_figure(PAGE, 3.4, 1, 2)
-    dress(whole, LIGHT, "glimpses sensed", "top-1 accuracy (%)")
-    dress(apart, LIGHT, "glimpses sensed", f"points above {results[0]['name']}")
+    figure, whole, apart = two_panels(f"points above {results[0]['name']}")
     for position, result in enumerate(results):
         add_curve(whole, position, result)
         add_curve(apart, position, result, np.array(results[0]["mean"]), band=1)
-    for axes in (whole, apart):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     apart.set_ylim(-4, 2.5)
     legend(figure, LIGHT, columns=4)
     return to_bytes(figure)
