@@ -118,11 +118,12 @@ def main() -> None:
             if found.exists():
                 picture = draw_alike(json.loads(found.read_text()))
                 (arguments.out / f"{dataset}{alike}-curves.png").write_bytes(picture)
-        long, learned, choosers = (
-            arguments.results / f"{dataset}{end}.json" for end in ("-240s", "-learned", "-choosers")
+        short, long, learned, choosers = (
+            arguments.results / f"{dataset}{end}.json" for end in ("-240s", "-long", "-learned", "-choosers")
         )
-        if long.exists():
-            picture = draw(json.loads(long.read_text()), AUTHORS[dataset])
+        if short.exists():
+            longer = json.loads(long.read_text())[:1] if long.exists() else []
+            picture = draw(json.loads(short.read_text()) + longer, AUTHORS[dataset])
             (arguments.out / f"{dataset}-240s.png").write_bytes(picture)
         if choosers.exists():
             picture = draw_paths(json.loads(choosers.read_text()))

@@ -7,6 +7,7 @@ Every agent starts from the same weights, sees the same images in the same order
 updates. Results come from the checkpoint after the last update: the validation images choose nothing. With
 `--hold-out`, a tenth of the training images takes their place, which is how settings were chosen;
 `--hold-out 0.5` takes half of them.
+`--agents` are the ends of recipes' names: random for imagenette-random, long for imagenette-long.
 `--set` changes settings of the recipe, `--trials` compares several changes, each trained in turn; {"core":
 {"frozen": "mlp"}} among them keeps the MLPs of the core's blocks as they start. `--members` trains several
 agents of other seeds, each for its part of the epochs, and averages their cores into one. `--views`

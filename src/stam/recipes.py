@@ -163,6 +163,17 @@ def aid() -> RunConfig:
     )
 
 
+def _longer(base: RunConfig, epochs: int, base_lr: float, crops_from: float) -> RunConfig:
+    """More epochs than a recipe has, with what keeps small datasets from being learned by heart."""
+    augment = dataclasses.replace(base.data.augment, crop_scale=(crops_from, 1.0))
+    return dataclasses.replace(
+        base,
+        agent=dataclasses.replace(base.agent, drop_path=0.2),
+        data=dataclasses.replace(base.data, augment=augment),
+        training=dataclasses.replace(base.training, epochs=epochs, tau_epochs=epochs // 2, base_lr=base_lr),
+    )
+
+
 def vary(
     base: RunConfig, policy: str = "learned", consistency: str = "soft", epochs: int | None = None
 ) -> RunConfig:
@@ -194,6 +205,8 @@ def _all() -> dict[str, Recipe]:
     found: dict[str, Recipe] = {size: partial(own_images, size) for size in CORE_SIZES}
     for name, recipe in (("digits", digits), ("imagenette", imagenette), ("aid", aid)):
         found |= _variants(name, recipe)
+    found["imagenette-long"] = lambda: _longer(imagenette(), epochs=90, base_lr=2e-5, crops_from=0.15)
+    found["aid-long"] = lambda: _longer(aid(), epochs=124, base_lr=4e-5, crops_from=0.1)
     for dataset, paper in (("imagenet", imagenet), ("fmow", fmow)):
         found |= _variants(f"{dataset}-small", paper)
         found |= {f"{dataset}-{size}": partial(paper, size) for size in ("tiny", "base")}
