@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from stam.agent import Agent
+from stam.config import from_plain, to_plain
 from stam.data import CachedScenes, Scenes, Splits, Subset, open_scenes
 from stam.data.randomness import random_order
 from stam.evaluation import EvaluationPlan, evaluate
@@ -56,20 +57,13 @@ def hold_out(scenes: Scenes, share: float) -> tuple[Scenes, Scenes]:
 
 def configure(recipe: str, classes: tuple[str, ...], changes: dict[str, Any], workers: int) -> RunConfig:
     """Returns a recipe with changes such as {"training": {"base_lr": 1e-4}}, for the classes of the data."""
-    config = get_recipe(recipe)
-    augment = dataclasses.replace(config.data.augment, **changes.get("augment", {}))
-    return dataclasses.replace(
-        config,
-        agent=dataclasses.replace(
-            config.agent, num_classes=len(classes), labels=classes, **changes.get("agent", {})
-        ),
-        data=dataclasses.replace(config.data, num_workers=workers, check=False, augment=augment),
-        training=dataclasses.replace(
-            config.training,
-            **({"validate_every": 100_000, "validation_images": 200} | changes.get("training", {})),
-        ),
-        teacher_training=dataclasses.replace(config.teacher_training, **changes.get("teacher", {})),
-    )
+    plain = to_plain(get_recipe(recipe))
+    plain["agent"] |= {"num_classes": len(classes), "labels": classes} | changes.get("agent", {})
+    plain["data"] |= {"num_workers": workers, "check": False}
+    plain["data"]["augment"] |= changes.get("augment", {})
+    plain["training"] |= {"validate_every": 100_000, "validation_images": 200} | changes.get("training", {})
+    plain["teacher_training"] |= changes.get("teacher", {})
+    return from_plain(RunConfig, plain)
 
 
 def get_teacher(config: RunConfig, given: str, init: str, out: Path, train: Scenes, val: Scenes) -> Teacher:

@@ -1,9 +1,11 @@
 """Every documented command is run, at toy size, in the order it is documented."""
 
+import argparse
 import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from stam.data import digits
 from stam.vit import VisionTransformer
 
 ROOT = Path(__file__).parent.parent
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/stam/assets/*/README.md")]
 TOY_AGENT = "--image-size 32 --glimpse-size 16 --width 64 --depth 1 --num-heads 1".split()
 TOY_OPTIONS = {  # appended to a documented command, to make it small; nothing is taken away from it
     "train tiny": [
@@ -115,6 +118,61 @@ def run_together(words: list[str]) -> None:
         check=True,
         timeout=120,
     )
+
+
+def documented_scripts() -> list[str]:
+    """Every call of a script in the documents and model cards, in the text or set apart."""
+    found = []
+    for file in DOCUMENTS:
+        text = file.read_text()
+        inline = re.findall(r"`(python (?!docs)\w+/[^`]+)`", text)
+        apart = re.findall(r"^(?: {4}|\$ )(python \w+/.*(?:\n {8}.*)*)", text, re.MULTILINE)
+        found += [" ".join(call.replace("\\\n", " ").split()) for call in inline + apart]
+    return sorted({call.replace("SIZE", "tiny").replace("THREADS", "1") for call in found})
+
+
+@pytest.mark.parametrize("call", documented_scripts())
+def test_documented_scripts_take_their_arguments(call, monkeypatch):
+    """What they then do is tested at toy size, in test_experiments.py and elsewhere."""
+
+    class Parsed(BaseException):
+        pass
+
+    def stop(parser: argparse.ArgumentParser, *args: object, **kwargs: object) -> None:
+        raise Parsed(parse(parser, *args, **kwargs))
+
+    _, script, *arguments = shlex.split(call)
+    parse = argparse.ArgumentParser.parse_args
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    monkeypatch.syspath_prepend(ROOT / Path(script).parent)
+    with pytest.raises(Parsed) as parsed:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    given = vars(parsed.value.args[0])
+    changes = {
+        name: json.loads(given[name]) for name in ("set", "trials", "variants", "views") if name in given
+    }
+    if Path(script).name == "real_images.py":
+        configure = importlib.import_module("real_images").configure
+        for trial in changes["trials"].values():
+            merged = {
+                part: changes["set"].get(part, {}) | trial.get(part, {}) for part in {*changes["set"], *trial}
+            }
+            for agent in given["agents"]:
+                end = "" if agent == "learned" else f"-{agent}"
+                assert configure(f"{given['dataset']}{end}", ("a", "b"), merged, workers=0)
+
+
+@pytest.mark.parametrize("file", sorted(path.relative_to(ROOT).as_posix() for path in DOCUMENTS))
+def test_tables_and_links_are_whole(file):
+    """A row without a table above it, or with a cell too many, is shown as it is written."""
+    lines = re.sub(r"^```.*?^```", "", (ROOT / file).read_text(), flags=re.MULTILINE | re.DOTALL).splitlines()
+    cells = [len(re.findall(r"(?<!\\)\|", line)) if line.lstrip().startswith("|") else 0 for line in lines]
+    for above, here, line, below in zip([0, *cells], cells, lines, [*lines[1:], ""], strict=False):
+        begins = not above and re.fullmatch(r" *\|[-:| ]+\|", below)
+        assert not here or here == above or begins, line
+    for target in re.findall(r"\]\(([^)#\s]+)", "\n".join(lines)):
+        assert target.startswith("https://") or (ROOT / file).parent.joinpath(target).exists(), target
 
 
 def test_the_readmes_python_runs(capsys):
