@@ -175,6 +175,19 @@ def test_missing_everything_goes_round_and_never_ends(agent):
     assert set(asked) == {(row, column) for row in range(3) for column in range(4)}
 
 
+def test_missed_glimpses_bring_the_handover_no_nearer(agent, images):
+    sensor = sensor_of(agent, images[0])
+    paths = []
+    for handover in (None, 3):
+        session = agent.configure(handover=handover).session(first_location=3)
+        feed(session, sensor, 1)
+        path = [session.missed(), session.missed(), *session.missed_locations]
+        assert session.policy_map().max() < 1  # an order would be certain
+        path.append(session.observe(sensor.sense(session.location)).location)
+        paths.append(path)
+    assert paths[0] == paths[1]
+
+
 def test_a_missed_location_that_was_not_asked_for_is_left_out_too(agent, images):
     session = agent.session(first_location=0)
     asked = session.location

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import stam
+from stam.optimisation import make_optimiser
 from stam.packing import Linear, PackedWeights
 
 CONFIG = stam.AgentConfig(
@@ -155,6 +156,24 @@ def test_an_agent_that_is_trained_after_a_look_looks_with_its_new_weights():
     fresh = stam.Agent(CONFIG).eval()
     fresh.load_state_dict(agent.state_dict())
     torch.testing.assert_close(fresh.look(images, 3, first).class_logits, after.class_logits)
+
+
+def test_an_agent_in_training_looks_with_the_weights_of_its_last_update():
+    """A fused optimiser leaves no trace on the weights that it changes."""
+    torch.manual_seed(0)
+    agent = stam.Agent(CONFIG).train()
+    rates = {"core": torch.tensor(0.01)}
+    optimiser = make_optimiser({"core": agent.core.named_parameters()}, 0.0, rates)
+    images, first = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
+    agent.look(images, 3, first)
+    for parameter in agent.core.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimiser.step()
+    fresh = stam.Agent(CONFIG).eval()
+    fresh.load_state_dict(agent.state_dict())
+    torch.testing.assert_close(
+        agent.look(images, 3, first).class_logits, fresh.look(images, 3, first).class_logits
+    )
 
 
 def test_an_agent_that_looked_can_be_copied_and_saved():

@@ -179,11 +179,12 @@ class Actor(RowMlp):
 
     def _normed_locations(self, weight: Float[Tensor, "hidden width"]) -> tuple[Tensor, ...]:
         """Returns W_e e(l) with the first norm in it, and what the norm does to W_s s."""
-        if self._kept is None:
+        kept = self._kept
+        if kept is None:
             scale, shift = scale_and_shift(self.bn0)
             of_location = F.linear(self.location_embedding, weight) * scale  # (L, hidden)
-            self._kept = of_location, scale, self.fc0.bias * scale + shift
-        return self._kept
+            kept = self._kept = of_location, scale, self.fc0.bias * scale + shift
+        return kept
 
 
 class Critic(RowMlp):
@@ -230,6 +231,12 @@ class Agent(nn.Module):
         self.register_buffer("positions", grid.patch_positions(), persistent=False)
         self.reset_location_embedding()
         self.packed_weights = PackedWeights(self)
+
+    def train(self, mode: bool = True) -> "Agent":
+        """Goes to training mode, or to evaluation mode."""
+        if mode:
+            self.packed_weights.forget()
+        return super().train(mode)
 
     @property
     def grid(self) -> Grid:

@@ -119,6 +119,13 @@ class PackedWeights:
             for layer in self._layers:
                 layer.packed = layer.packed_with_norm = None
 
+    def forget(self) -> None:
+        """Packs all anew when next in use.
+
+        What changes weights may leave no trace by which to notice it: a fused optimiser on a CPU does not.
+        """
+        self._kept = {}
+
     def _can_pack(self) -> bool:
         if not self._layers or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return False

@@ -61,6 +61,10 @@ class Policy:
         """Returns one unseen location for each sample."""
         return self.decide(state, seen, generator).location
 
+    def at(self, num_glimpses: int) -> "Policy":
+        """Returns the policy that decides after so many glimpses, which is mostly this one."""
+        return self
+
 
 class RandomPolicy(Policy):
     """Any unseen location, all equally likely."""
@@ -135,6 +139,10 @@ class HandoverPolicy(Policy):
     def __init__(self, learned: GreedyPolicy, rest: OrderPolicy, after: int) -> None:
         self.learned, self.rest, self.after = learned, rest, after
 
+    def at(self, num_glimpses: int) -> Policy:
+        """Returns the learned policy, or the order once it has taken over."""
+        return self.learned if num_glimpses < self.after else self.rest
+
     def is_over(self, seen: Bool[Tensor, "batch locations"]) -> Bool[Tensor, " batch"]:
         """Tells which samples have seen so much that the order takes over."""
         return seen.sum(dim=1) >= self.after
@@ -148,8 +156,7 @@ class HandoverPolicy(Policy):
     ) -> Decision:
         """Lets the actor decide, or the order, or each for some of the samples."""
         if num_seen is not None:
-            policy = self.learned if num_seen < self.after else self.rest
-            return policy.decide(state, seen, generator, num_seen)
+            return self.at(num_seen).decide(state, seen, generator, num_seen)
         over = self.is_over(seen)
         in_order = self.rest.decide(state, seen).location
         if over.all():

@@ -224,7 +224,7 @@ class Session:
         if now.state is None:
             state, policy = torch.zeros(1, 1), self.agent.policy("random")
         else:
-            state, policy = now.state, self.policy
+            state, policy = now.state, self.policy.at(len(now.glimpses))
         blocked = blocked_locations([now], self.agent).to(state.device)
         with torch.no_grad():
             return int(policy.choose(state, blocked, self.generator))
@@ -252,7 +252,8 @@ class Session:
         if now.state is None:
             likely = location_probabilities(self.agent.policy("random"), torch.zeros(1, 1), blocked)
         else:
-            likely = location_probabilities(self.policy, now.state, blocked.to(now.state.device))
+            policy = self.policy.at(len(now.glimpses))
+            likely = location_probabilities(policy, now.state, blocked.to(now.state.device))
         return likely.view(grid.rows, grid.columns)
 
     def run(self, sensor: Sensor, max_glimpses: int | None = None, max_missed: int = 0) -> LiveStep:
@@ -418,12 +419,13 @@ def _next_locations(updates: Sequence[Update], state: Float[Tensor, "sessions fe
     blocked = blocked_locations([update.snapshot for update in updates], agent).to(state.device)
     together: dict[object, list[int]] = {}
     for row, update in enumerate(updates):
-        policy = update.session.policy
-        shared = isinstance(policy, (GreedyPolicy, HandoverPolicy, OrderPolicy))
+        policy = update.session.policy.at(update.num_glimpses)  # what was missed has not been seen
+        shared = isinstance(policy, (GreedyPolicy, OrderPolicy))
         together.setdefault(policy if shared else update.session, []).append(row)
     for rows in together.values():
         session = updates[rows[0]].session
-        places = session.policy.choose(state[rows], blocked[rows], session.generator)
+        policy = session.policy.at(updates[rows[0]].num_glimpses)
+        places = policy.choose(state[rows], blocked[rows], session.generator)
         for row, place in zip(rows, places.tolist(), strict=True):
             chosen[row] = place
     return chosen
