@@ -173,10 +173,8 @@ def summary(evaluation: Evaluation) -> str:
     top1, top5 = evaluation.accuracy.ensemble.top1, evaluation.accuracy.ensemble.top5
     low = evaluation.whole_image.low_resolution if evaluation.whole_image else ()
     lines = [
-        f"{evaluation.name}: {data.num_scenes:,} scenes of {data.source}, {evaluation.policy} policy, "
-        f"{len(evaluation.seeds)} seeds, glimpses of {height}x{width} pixels"
-        + (f", in order after {evaluation.handover}" if evaluation.handover else "")
-        + (", seen in a mirror too" if evaluation.mirrored else ""),
+        f"{evaluation.name}: {data.num_scenes:,} scenes of {data.source}, {evaluation.way_of_looking}, "
+        f"{len(evaluation.seeds)} seeds, glimpses of {height}x{width} pixels",
         "",
         "glimpses   pixels  scene %     top-1 %   (std)   top-5 %" + ("   low-res top-1 %" if low else ""),
     ]

@@ -184,6 +184,9 @@ def aspects(evaluation: Evaluation) -> dict[str, str]:
     agent, training = config.get("agent", {}), config.get("training", {})
     height, width = evaluation.grid.glimpse_size
     found = {"policy": evaluation.policy, "glimpse": str(height) if height == width else f"{height}x{width}"}
+    handover = evaluation.handover or "no"
+    found["handover"] = str(handover) if evaluation.policy == "learned" else ""  # others have none to tell of
+    found["mirrored"] = "yes" if evaluation.mirrored else "no"
     if "consistency" in training:
         found["consistency"] = training["consistency"]
     if "width" in agent:
@@ -202,21 +205,28 @@ def aspects(evaluation: Evaluation) -> dict[str, str]:
 
 _WORDS = {
     "policy": "{} policy",
+    "handover": "handover after {}",
+    "consistency": "{} consistency",
     "glimpse": "{} px glimpses",
     "capacity": "{} core",
     "epochs": "{} epochs",
     "seed": "seed {}",
     "precision": "{}",
 }
-_CONSISTENCY = {"soft": "soft consistency", "hard": "hard consistency", "none": "no consistency"}
+_SPECIAL = {
+    ("consistency", "none"): "no consistency",
+    ("handover", "no"): "no handover",
+    ("mirrored", "yes"): "mirrored",
+    ("mirrored", "no"): "not mirrored",
+}
 
 
 def names_of(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
     """Names runs by the settings in which they differ, or else by their folders."""
     found = [aspects(evaluation) for evaluation in evaluations]
-    keys = [key for key in found[0] if len({each.get(key) for each in found}) > 1]
+    keys = [key for key in found[0] if len({each.get(key) for each in found} - {""}) > 1]
     if keys and all(key in each for key in keys for each in found):
-        named = tuple(", ".join(_word(key, each[key]) for key in keys) for each in found)
+        named = tuple(", ".join(_word(key, each[key]) for key in keys if each[key]) for each in found)
         if len(set(named)) == len(named):
             return tuple(name[0].upper() + name[1:] for name in named)
     folders = [evaluation.name for evaluation in evaluations]
@@ -227,7 +237,7 @@ def names_of(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
 
 
 def _word(key: str, value: str) -> str:
-    return _CONSISTENCY.get(value, value) if key == "consistency" else _WORDS[key].format(value)
+    return _SPECIAL.get((key, value)) or _WORDS[key].format(value)
 
 
 def difference(evaluation: Evaluation, baseline: Evaluation, name: str, baseline_name: str) -> Difference:
@@ -271,6 +281,8 @@ def _pairs(evaluations: Sequence[Evaluation], baseline: int, against: str | None
         if own.get(key) == value:
             continue
         wanted = own | {key: value}
+        if key == "policy":  # an order hands over to nobody
+            wanted["handover"] = "" if value != "learned" else wanted["handover"]
         others = [other for other, theirs in enumerate(found) if theirs == wanted]
         if len(others) == 1:
             pairs.append((position, others[0]))

@@ -312,6 +312,12 @@ class Evaluation:
     handover: int | None = None
     mirrored: bool = False
 
+    @property
+    def way_of_looking(self) -> str:
+        """Who picks the locations, and what is made of the glimpses, in words."""
+        after = f", in order after {self.handover}" if self.handover else ""
+        return f"{self.policy} policy{after}{', seen in a mirror too' if self.mirrored else ''}"
+
     def to_json(self) -> str:
         """Returns the result as JSON."""
         return json.dumps(to_plain(self), indent=1, allow_nan=False)

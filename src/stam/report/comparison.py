@@ -108,7 +108,7 @@ def _runs(comparison: Comparison) -> str:
             [
                 name,
                 evaluation.name,
-                evaluation.policy,
+                evaluation.way_of_looking,
                 percent(evaluation.accuracy.ensemble.top1.mean[-1]),
                 "" if whole is None else percent(whole.top1),
                 f"{percent(fit.accuracy)} at {fit.mean_glimpses:.1f}",
@@ -120,7 +120,7 @@ def _runs(comparison: Comparison) -> str:
     head = [
         "run",
         "folder",
-        "policy",
+        "looking",
         "all glimpses",
         "teacher",
         "stopping when sure",

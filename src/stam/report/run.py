@@ -53,7 +53,7 @@ def _lead(evaluation: Evaluation) -> str:
     height, width = grid.glimpse_size
     return (
         f"{count_of(data.num_scenes, 'scene')} of {data.source}, {len(data.classes)} classes; "
-        f"{grid.rows}x{grid.columns} glimpses of {height}x{width} pixels; {evaluation.policy} policy; "
+        f"{grid.rows}x{grid.columns} glimpses of {height}x{width} pixels; {evaluation.way_of_looking}; "
         f"{count_of(len(evaluation.seeds), 'seed')} of the first location."
     )
 
@@ -255,7 +255,7 @@ def _training(metrics: Sequence[Mapping[str, Any]], charts: Charts) -> str:
 def _settings(evaluation: Evaluation) -> str:
     classes = evaluation.data.classes
     rows = [
-        ["policy", evaluation.policy],
+        ["looking", evaluation.way_of_looking],
         ["precision", evaluation.precision],
         ["seeds", ", ".join(map(str, evaluation.seeds))],
         ["classes", ", ".join(classes[:40]) + (" ..." if len(classes) > 40 else "")],
