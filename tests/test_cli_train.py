@@ -15,6 +15,9 @@ from images import make_image_folder
 
 import stam
 from stam import cli
+from stam.data import SplitRecord
+from stam.recipes import get_recipe
+from stam.runs import RunFolder
 
 AGENT = (
     "--image-size 32 --glimpse-size 16 --patch-size 8 --width 16 --depth 1 --num-heads 2 --actor-width 8"
@@ -248,6 +251,26 @@ class TestMistakesBeforeTheFirstBatch:
     def test_resume_takes_no_other_settings(self, tmp_path, capsys):
         complaint = fails(capsys, "train", "--resume", "--out", tmp_path / "run", "--epochs", "9")
         assert "leave out --epochs" in complaint
+        RunFolder.create(tmp_path / "digits").write_record(
+            "digits", get_recipe("digits"), SplitRecord(("a", "b"), 3, 2, "x")
+        )
+        for words, said in (
+            (("aid", "elsewhere"), "was begun with the recipe 'digits': leave out aid"),
+            (("digits", "elsewhere"), "was begun with the data 'digits': leave out elsewhere"),
+        ):
+            for command in ("train", "teacher"):
+                complaint = fails(capsys, command, *words, "--resume", "--out", tmp_path / "digits")
+                assert said in complaint
+        complaint = fails(capsys, "teacher", "--resume", "--out", tmp_path / "digits", "--epochs", "9")
+        assert "leave out --epochs" in complaint
+
+    def test_features_that_do_not_fit_leave_no_folder(self, tmp_path, capsys):
+        out = tmp_path / "features"
+        complaint = fails(
+            *(capsys, "train", "digits", "--out", out, "--init", "none", "--width", "48"),
+            *("--feature-weight", "1"),
+        )
+        assert "this one is 96 wide: use feature_weight 0" in complaint and not out.exists()
 
 
 def test_a_hub_name_without_the_hub_says_which_file_to_bring(images, tmp_path, capsys, monkeypatch):

@@ -1,10 +1,13 @@
 import itertools
+import json
 
 import numpy as np
 import pytest
 import torch
 from conftest import randomise, tiny_config
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import stam
 from stam.errors import SensorError, StamError, WeightsError
@@ -307,6 +310,18 @@ def test_an_unbegun_session_can_be_saved(agent, images, tmp_path):
     restored = load_session(tmp_path / "session", agent)
     sensor = sensor_of(agent, images[0])
     assert [s.location for s in feed(restored, sensor, 5)] == [s.location for s in feed(session, sensor, 5)]
+
+
+def test_a_session_from_before_a_setting_was_made_goes_on(agent, images, tmp_path):
+    session = agent.session()
+    feed(session, sensor_of(agent, images[0]), 2)
+    save_session(session, tmp_path / "session")
+    with safe_open(tmp_path / "session", framework="pt") as file:
+        record = json.loads(file.metadata()["stam-session"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del record["agent"]["handover"], record["agent"]["mirrored"]
+    save_file(tensors, tmp_path / "old", metadata={"stam-session": json.dumps(record)})
+    assert load_session(tmp_path / "old", agent).seen == session.seen
 
 
 def test_a_session_of_another_agent_or_a_broken_file_is_refused(agent, images, tmp_path):

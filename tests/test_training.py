@@ -144,6 +144,7 @@ def test_the_last_epochs_have_larger_crops(monkeypatch):
         made.train_batch(Place(epoch, 0, False), raw)
     assert used == ["augment"] * 6 + ["augment_mildly"] * 2
     assert not any(TrainingConfig(epochs=8).is_mild(epoch) for epoch in range(8))
+    assert sum(TrainingConfig(epochs=10, mild_share=0.7).is_mild(epoch) for epoch in range(10)) == 7
 
 
 def test_rates_tau_and_means_change_in_place():

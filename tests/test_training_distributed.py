@@ -8,7 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from images import make_image_folder
+
+from stam import distributed
+from stam.cli.processes import processes
+from stam.errors import ConfigError
 
 SETTINGS = (
     *("--image-size", "32", "--glimpse-size", "8", "--patch-size", "4", "--width", "32", "--depth", "2"),
@@ -28,7 +33,7 @@ SETTINGS = (
     *("--teacher-training.erasing", "0", "--teacher-training.device", "cpu"),
 )
 
-# The second process is told to stop in the third batch, or nobody is.
+# The second process is told to stop in some batch, or nobody is.
 WORKER = """
 import os, signal, sys
 import torch
@@ -118,13 +123,34 @@ def test_two_processes_learn_what_one_learns(runs, policy):
 def test_all_stop_where_one_is_told_to_and_one_can_go_on_alone(runs):
     out = runs / "stopped"
     command = ("train", "tiny", runs / "images", "--out", out, "--policy", "learned", *SETTINGS)
-    ended = run(2, *command, stop_after=3)
+    ended = run(2, *command, stop_after=2)  # of three batches an epoch
     assert [code for code, _ in ended] == [2, 2], ended
     assert f"torchrun --nproc-per-node 2 -m stam train --resume --out {out}" in ended[0][1]
     assert "stam:" not in ended[1][1]
     ((code, said),) = run(1, "train", "--resume", "--out", out)
     assert code == 0, said
     assert_alike(out, runs / "learned")
+
+
+def test_work_of_one_process_draws_the_same_however_many_there_are(monkeypatch):
+    def draw(world: int) -> torch.Tensor:
+        monkeypatch.setattr(distributed, "world_size", lambda: world)
+        generator = torch.Generator().manual_seed(0)
+        rows = [distributed.draw_rows(lambda n: torch.rand(n, generator=generator), 3) for _ in range(2)]
+        return torch.cat(rows)
+
+    assert not draw(1).equal(draw(2))
+    with distributed.alone():
+        assert draw(1).equal(draw(2))
+
+
+def test_processes_share_no_gpu(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="use --device cuda instead of cuda:0"), processes("cuda:0"):
+        pass
+    with pytest.raises(ConfigError, match="0 GPUs were found"), processes("cuda"):  # and not a traceback
+        pass
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(runs):

@@ -4,12 +4,15 @@ Processes share batches, and draw the same random numbers, each using those of i
 does not depend on how many there are. Without them nothing here does anything.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+_is_alone = False
 
 
 def is_distributed() -> bool:
@@ -38,13 +41,24 @@ def launcher() -> str:
     return f"torchrun --nproc-per-node {world_size()} -m stam" if is_distributed() else "stam"
 
 
-def any_process(flag: bool) -> bool:
-    """Tells whether the flag is true in any process."""
+def any_process(*flags: bool) -> tuple[bool, ...]:
+    """Tells of each flag whether it is true in any process."""
     if not is_distributed():
-        return flag
-    flags = torch.tensor(float(flag))
-    dist.all_reduce(flags)
-    return bool(flags > 0)
+        return flags
+    together = torch.tensor(flags, dtype=torch.float)
+    dist.all_reduce(together)
+    return tuple((together > 0).tolist())
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within it this process draws random numbers for itself, for work that the others have no part in."""
+    global _is_alone
+    before, _is_alone = _is_alone, True
+    try:
+        yield
+    finally:
+        _is_alone = before
 
 
 def draw_rows(draw: Callable[[int], Tensor], count: int, dim: int = 0) -> Tensor:
@@ -55,6 +69,8 @@ def draw_rows(draw: Callable[[int], Tensor], count: int, dim: int = 0) -> Tensor
         count: Rows of this process, and of every other.
         dim: Which dimension rows are.
     """
+    if _is_alone:
+        return draw(count)
     return draw(count * world_size()).narrow(dim, rank() * count, count)
 
 

@@ -189,7 +189,7 @@ class TeacherLearner(Learner):
         return {
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
-            "meter": dict(self.meter.sums),
+            "meter": self.meter.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

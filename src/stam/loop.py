@@ -139,6 +139,11 @@ class Meter:
             together[:-1] += total
             together[-1] += len(several)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns the sums, as means over all processes: each of them can go on from there."""
+        distributed.average(self.sums.values())
+        return dict(self.sums)
+
     def means(self) -> dict[str, float]:
         """Returns the means of what was added since, over all processes, and starts over."""
         distributed.average(self.sums.values())
@@ -207,9 +212,9 @@ def run_loop(
                 shown |= {"epoch": f"{place.epoch + 1}/{plan.epochs}"} | learner.progress(metrics)
                 bar.set_postfix(shown, refresh=False)
             bar.update(plan.batch_size)
-            stopped = distributed.any_process(bool(interruption))
-            due = finished or stopped or time.monotonic() - saved > 60 * save_minutes
-            if due and is_first:
+            late = time.monotonic() - saved > 60 * save_minutes
+            stopped, late = distributed.any_process(bool(interruption), late)
+            if finished or stopped or late:
                 save(learner, run)
                 saved = time.monotonic()
             if stopped and not finished:
@@ -236,10 +241,11 @@ def note(
 
 
 def save(learner: Learner, run: RunFolder) -> None:
-    """Saves the state to resume from and the model to use."""
-    place = {"position": list(learner.position), "best": learner.best}
-    run.save_state(learner.state_dict() | place)
-    learner.save(run.path / "last")
+    """Saves the state to resume from and the model to use; all processes come here, the first one writes."""
+    state = learner.state_dict() | {"position": list(learner.position), "best": learner.best}
+    if distributed.rank() == 0:
+        run.save_state(state)
+        learner.save(run.path / "last")
 
 
 def restore(learner: Learner, run: RunFolder) -> None:

@@ -180,7 +180,7 @@ class TrainingConfig:
 
     def is_mild(self, epoch: int) -> bool:
         """Tells whether an epoch is one of the last, with larger crops."""
-        return epoch >= self.epochs * (1 - self.mild_share)
+        return epoch >= self.epochs * (1 - self.mild_share) - 1e-9  # 10 (1 - 0.7) is a little more than 3
 
     def tau(self, epoch: int) -> float:
         """Returns the policy's inverse temperature in an epoch: linear, then constant."""

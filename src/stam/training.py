@@ -268,7 +268,7 @@ class AgentLearner(Learner):
             "agent": self.agent.state_dict(),
             "values": self.values.state_dict(),
             "optimiser": self.optimiser.state_dict(),
-            "meter": dict(self.meter.sums),
+            "meter": self.meter.state_dict(),
         }
         return state if self.averaged is None else state | {"averaged": self.averaged.state_dict()}
 

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stam import distributed
 from stam.agent import Agent
 from stam.data import BatchLoader, EvaluationView, Scenes, Subset, batches
 from stam.data.randomness import random_order
@@ -43,7 +44,7 @@ def validate(
     planned = batches(np.arange(count), min(training.batch_size, 256), drop_last=False)
     generator = torch.Generator().manual_seed(training.seed if seed is None else seed)
     correct: Tensor = torch.zeros(training.num_glimpses, dtype=torch.long, device=device)
-    with autocast(device, training.precision):
+    with autocast(device, training.precision), distributed.alone():  # one process validates
         for raw in BatchLoader(part, planned, view, num_workers(config.data)):
             images = normalise(raw.images.to(device), agent.config.mean, agent.config.std)
             trace = agent.look(images, training.num_glimpses, policy=policy, generator=generator)

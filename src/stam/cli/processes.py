@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from stam import distributed
+from stam.config import require
 from stam.optimisation import choose_device
 
 
@@ -17,10 +18,13 @@ def processes(device: str) -> Iterator[torch.device]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or distributed.is_distributed():
         yield choose_device(device)
         return
-    name = device
-    if device == "auto" and torch.cuda.is_available():
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    chosen = choose_device(name)
+    local = os.environ.get("LOCAL_RANK", "0")
+    require(
+        not device.startswith("cuda:"),
+        f"each process has a GPU of its own: use --device cuda instead of {device}",
+    )
+    own = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    chosen = choose_device(f"cuda:{local}" if own else device)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")

@@ -14,7 +14,7 @@ from stam.cli.data import open_data
 from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
 from stam.cli.processes import processes
-from stam.cli.train import RECIPES_AND_DATA, begin_folder, choose_recipe, with_classes
+from stam.cli.train import RECIPES_AND_DATA, begin_folder, choose_recipe, open_to_go_on, with_classes
 from stam.config import AgentConfig
 from stam.finetuning import build_student, finetune
 from stam.loop import Plan
@@ -54,7 +54,7 @@ class Arguments:
 def run(arguments: list[str]) -> None:
     """Fine-tunes a teacher, or goes on with one."""
     positionals, options = split_positionals(arguments, most=2)
-    recipe, path = choose_recipe(positionals, wants_help(options))
+    recipe, path = choose_recipe(positionals, wants_help(options) or "--resume" in options)
     base = get_recipe(recipe)
     data = base.data if path is None else dataclasses.replace(base.data, path=path)
     parsed = parse(
@@ -72,15 +72,20 @@ def run(arguments: list[str]) -> None:
     )
     out = require_out(parsed.out, "stam teacher tiny path/to/images --out RUN")
     with processes(parsed.teacher.device):
-        work(parsed, recipe, base.training, out)
+        begun = None
+        if parsed.resume:
+            begun = open_to_go_on(out, recipe if positionals else None, path, options)
+        work(parsed, recipe, base.training, out, begun)
 
 
-def work(parsed: Arguments, recipe: str, training: TrainingConfig, out: Path) -> None:
-    """Does what the arguments say."""
-    if parsed.resume:
-        folder = RunFolder.open(out)
-        config = folder.config()
-        splits = open_data(config.data, folder.split())
+def work(
+    parsed: Arguments, recipe: str, training: TrainingConfig, out: Path, begun: RunFolder | None
+) -> None:
+    """Does what the arguments say; goes on with a run that was begun."""
+    if begun is not None:
+        config = begun.config()
+        recipe = begun.record()["recipe"].removeprefix("teacher:")
+        splits = open_data(config.data, begun.split())
     else:
         splits = open_data(parsed.data)
         agent = with_classes(parsed.agent, splits.train.classes)
@@ -94,8 +99,7 @@ def work(parsed: Arguments, recipe: str, training: TrainingConfig, out: Path) ->
     model, record = build_student(
         config.teacher_training, config.agent, config.init, splits.train.classes, config.class_indices
     )
-    if not parsed.resume:
-        folder = begin_folder(out, f"teacher:{recipe}", config, splits.record)
+    folder = begun or begin_folder(out, f"teacher:{recipe}", config, splits.record)
     loggers = (tensorboard_logger(folder.path),) if parsed.tensorboard and distributed.rank() == 0 else ()
     finetune(
         folder,

@@ -25,7 +25,7 @@ from stam.recipes import RECIPES, get_recipe
 from stam.runs import RunError, RunFolder
 from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
 from stam.sources import open_teacher, start_agent
-from stam.teacher import Teacher
+from stam.teacher import Teacher, require_features
 from stam.training import train
 
 DEFAULT_RECIPE = "digits"
@@ -75,7 +75,7 @@ def run(arguments: list[str], quietly: bool = False) -> None:
     positionals, options = split_positionals(arguments, most=2)
     refuse(options, ("--num-classes", "--labels"), "the classes come from the data")
     refuse(options, ("--path",), "name the data after the recipe")
-    recipe, path = choose_recipe(positionals, wants_help(options))
+    recipe, path = choose_recipe(positionals, wants_help(options) or "--resume" in options)
     base = get_recipe(recipe)
     if path is not None:
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, path=path))
@@ -97,7 +97,7 @@ def run(arguments: list[str], quietly: bool = False) -> None:
     out = require_out(parsed.out, "stam train digits --out RUN")
     with processes(parsed.training.device):
         if parsed.resume:
-            resume(out, parsed.tensorboard, options)
+            resume(open_to_go_on(out, recipe if positionals else None, path, options), parsed.tensorboard)
         else:
             begin(parsed, recipe, out)
         if not quietly and distributed.rank() == 0:
@@ -125,6 +125,7 @@ def begin(parsed: Arguments, recipe: str, out: Path) -> None:
     teacher = None
     if config.teacher is not None:
         teacher = open_teacher(config.teacher, splits.train.classes, config.agent, config.class_indices)
+        require_features(teacher, config.agent.width, config.training.feature_weight)
     folder = begin_folder(out, recipe, config, splits.record)
     finish(folder, config, agent, teacher, splits.train, splits.val, False, parsed.tensorboard)
 
@@ -144,8 +145,15 @@ def refuse(options: list[str], names: tuple[str, ...], why: str) -> None:
             raise ConfigError(f"{option} cannot be set here: {why}")
 
 
-def resume(out: Path, tensorboard: bool, options: list[str]) -> None:
-    """Goes on with a run, with the settings it was begun with."""
+def open_to_go_on(out: Path, recipe: str | None, path: str | None, options: list[str]) -> RunFolder:
+    """Opens a run to go on with; whatever it was not begun with is refused.
+
+    Args:
+        out: The run folder.
+        recipe: The recipe named, if one was.
+        path: The data named, if it was.
+        options: All options given.
+    """
     extra = [
         option
         for option in options
@@ -154,6 +162,16 @@ def resume(out: Path, tensorboard: bool, options: list[str]) -> None:
     if extra:
         raise RunError(f"--resume goes on with the settings of the run: leave out {' '.join(extra)}")
     folder = RunFolder.open(out)
+    begun, data = folder.record()["recipe"], folder.config().data.path
+    if recipe not in (None, begun.removeprefix("teacher:")):
+        raise RunError(f"the run in '{out}' was begun with the recipe '{begun}': leave out {recipe}")
+    if path is not None and Path(path).resolve() != Path(data).resolve():
+        raise RunError(f"the run in '{out}' was begun with the data '{data}': leave out {path}")
+    return folder
+
+
+def resume(folder: RunFolder, tensorboard: bool) -> None:
+    """Goes on with a run, with the settings it was begun with."""
     config = folder.config()
     check_machine(config)
     splits = open_data(config.data, folder.split())

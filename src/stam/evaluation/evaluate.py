@@ -287,7 +287,8 @@ class _Measurement:
                 policy = policy_for(self.policy, self.grid, batch.indices, 0)
                 yield TimedBatch(batch.images, batch.labels, first, agent.policy(policy))
 
-        return time_early_exit(agent, batches(), threshold, self.num_glimpses, temperature)
+        with torch.no_grad(), agent.thinking():
+            return time_early_exit(agent, batches(), threshold, self.num_glimpses, temperature)
 
 
 def reader_for(

@@ -138,25 +138,28 @@ class SessionPool:
     def get(self, key: str) -> Session:
         """Returns a session, to be read; only the pool may change it."""
         with self._changed:
-            self._expire()
-            entry = self._entries.get(key)
-            if entry is None:
-                raise UnknownSessionError(f"no session '{key}': it was closed, has expired, or never was")
-            entry.used = self._clock()
-            return entry.session
+            return self._used(key).session
+
+    def _used(self, key: str) -> _Entry:
+        """Returns what is kept of a session, which is used now; the caller holds the lock."""
+        self._expire()
+        entry = self._entries.get(key)
+        if entry is None:
+            raise UnknownSessionError(f"no session '{key}': it was closed, has expired, or never was")
+        entry.used = self._clock()
+        return entry
 
     def expires_in(self, key: str) -> float:
         """Returns the seconds a session is kept if it is not used again."""
-        self.get(key)
         with self._changed:
-            entry = self._entries[key]
+            entry = self._used(key)
             return min(self.idle_seconds, entry.opened + self.lifetime_seconds - self._clock())
 
     def discard(self, key: str) -> None:
         """Closes a session."""
-        self.get(key)
         with self._changed:
-            self._entries.pop(key, None)
+            self._used(key)
+            del self._entries[key]
 
     def submit(self, key: str, glimpse: Any, location: Location | None = None) -> "Future[LiveStep]":
         """Hands a glimpse to a session without waiting; see `Session.observe`."""

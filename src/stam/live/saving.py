@@ -1,6 +1,7 @@
 """A session as one plain file: tensors and a JSON record, nothing that could run code."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stam.config import to_plain
+from stam.config import AgentConfig, from_plain, to_plain
 from stam.errors import StamError, WeightsError
 from stam.live.session import LiveLooker, Session
 from stam.policy import Policy
@@ -68,8 +69,8 @@ def load_session(path: str | Path, agent: LiveLooker, policy: Policy | None = No
     policy_name = record["policy"]
     if policy_name is None and policy is None:
         raise StamError(f"the session in '{path}' has a policy of its own: pass it as policy=")
-    config = {**record["agent"], "labels": None, "threshold": None}
-    if config != {**to_plain(agent.config), "labels": None, "threshold": None}:
+    saved = from_plain(AgentConfig, record["agent"])  # what is newer than the file has its default
+    if replace(saved, labels=(), threshold=0.0) != replace(agent.config, labels=(), threshold=0.0):
         raise WeightsError(f"the session in '{path}' was opened on another agent: load that one")
     generator = torch.Generator()
     generator.set_state(tensors["generator"])
