@@ -136,11 +136,12 @@ def test_mistakes_are_one_line_and_exit_2(agent_folder, pictures, capsys, argume
 def test_a_runs_own_resize_is_used(agent_folder, tmp_path):
     from stam.cli.predict import open_agent
 
-    assert open_agent(agent_folder)[1] == "auto" and open_agent(agent_folder, 30)[1] == 30
+    assert open_agent(agent_folder)[1] is None and open_agent(agent_folder, 30)[1] == 30
+    assert open_agent(Path("digits"))[1] is None
     run = tmp_path / "run"
     stam.weights.save_agent(stam.load(agent_folder), run / "best")
     (run / "run.json").write_text(json.dumps({"config": {"data": {"resize_size": 27}}}))
-    assert open_agent(run)[1] == 27
+    assert open_agent(run)[1] == 27 and open_agent(run / "best")[1] == 27
 
 
 def test_serve_opens_a_page(agent_folder, pictures, monkeypatch, capsys):

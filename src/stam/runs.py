@@ -201,3 +201,15 @@ def interruptible() -> Iterator[Interruption]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def recorded_resize_size(path: Path) -> int | None:
+    """Returns what the shorter side of a scene becomes before the centre is cropped, for an agent.
+
+    The run says it, in whose folder the agent lies or a folder further down. Agents without a run take whole
+    scenes: `None`.
+    """
+    for folder in (path, path.parent) if path.is_dir() else ():
+        if RunFolder(folder).record_file.is_file():
+            return RunFolder(folder).record()["config"]["data"]["resize_size"]
+    return None

@@ -21,7 +21,7 @@ from stam.data.folder import image_files
 from stam.drawing import Story, save_gif, save_strip
 from stam.errors import DataError, StamError
 from stam.live import LiveStep, Session, look_through, scene_view
-from stam.runs import RunFolder
+from stam.runs import recorded_resize_size
 from stam.sensor import ImageSensor
 from stam.weights import load
 
@@ -40,8 +40,8 @@ class Arguments:
         max_glimpses: When to stop though unsure; when everything has been seen by default.
         policy: Who picks the locations: learned, random, plus, spiral or centre-out; by default its own.
         seed: Seed of the first location, and of a random policy.
-        resize_size: The shorter side before the centre crop; as the run says by default, else in proportion
-            (256 for a crop of 224), and an image of the agent's size is taken as it is.
+        resize_size: The shorter side before the centre crop; by default as the agent's run says; an agent
+            without one takes whole images, resized straight to its size.
         strip: Draw what was looked at as a strip of frames, into this file.
         gif: Draw it as an animation, into this file.
         json: Print the result as JSON.
@@ -127,20 +127,17 @@ def find_images(given: Sequence[Path]) -> list[Path]:
     return found
 
 
-def open_agent(path: Path, resize_size: int | None = None) -> tuple[Agent, int | str | None]:
-    """Loads an agent and says how its images are resized: as asked, as its run says, or in proportion."""
+def open_agent(path: Path, resize_size: int | None = None) -> tuple[Agent, int | None]:
+    """Loads an agent and says how its images are resized: as asked, or as in its evaluation."""
     agent = load(path)
-    if resize_size is not None:
-        require(resize_size >= 1, f"--resize-size must be at least 1, got {resize_size}")
-        return agent, resize_size
-    run_folder = RunFolder(path)
-    if run_folder.record_file.is_file():
-        return agent, run_folder.record()["config"]["data"]["resize_size"]
-    return agent, "auto"
+    if resize_size is None:
+        return agent, recorded_resize_size(path)
+    require(resize_size >= 1, f"--resize-size must be at least 1, got {resize_size}")
+    return agent, resize_size
 
 
 def predict(
-    agent: Agent, paths: Sequence[Path], given: Arguments, resize_size: int | str | None
+    agent: Agent, paths: Sequence[Path], given: Arguments, resize_size: int | None
 ) -> Iterator[tuple[Prediction, Story | None]]:
     """Looks at the images in batches and yields what came of each, in order."""
     generator = torch.Generator().manual_seed(given.seed)
@@ -167,7 +164,7 @@ def _look(
     return list(zip(sessions, steps, strict=True))
 
 
-def _read(path: Path, agent: Agent, resize_size: int | str | None) -> np.ndarray | DataError:
+def _read(path: Path, agent: Agent, resize_size: int | None) -> np.ndarray | DataError:
     try:
         return scene_view(decode_image(path), agent.config, resize_size)
     except DataError as error:

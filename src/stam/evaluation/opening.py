@@ -12,7 +12,7 @@ from stam.data.randomness import random_order
 from stam.data.scenes import Scenes, Subset
 from stam.data.sources import open_for_evaluation
 from stam.errors import StamError, WeightsError
-from stam.runs import RunFolder
+from stam.runs import RunFolder, recorded_resize_size
 from stam.settings import RunConfig
 from stam.sources import open_teacher
 from stam.teacher import Teacher
@@ -95,10 +95,11 @@ def open_run(
     settings: dict[str, Any] = {"agent_folder": agent_path.name}
     record, config = None, None
     own_data, seed = False, 0
+    if resize_size is None:
+        resize_size = recorded_resize_size(folder)
     if run is not None:
         config = run.config()
         settings |= {key: value for key, value in run.record().items() if key in ("recipe", "seed", "config")}
-        resize_size = config.data.resize_size if resize_size is None else resize_size
         seed = config.data.split_seed
         own_data = data is None or data == config.data.path
         record = run.split() if own_data else None

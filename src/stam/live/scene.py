@@ -161,7 +161,7 @@ def _is_done(step: LiveStep | None, max_glimpses: int | None) -> bool:
 
 
 def scene_view(
-    image: UInt8[np.ndarray, "height width 3"], config: AgentConfig, resize_size: int | str | None = "auto"
+    image: UInt8[np.ndarray, "height width 3"], config: AgentConfig, resize_size: int | None = None
 ) -> UInt8[np.ndarray, "image_height image_width 3"]:
     """Brings an image of any size to the agent's, as evaluation does.
 
@@ -169,11 +169,6 @@ def scene_view(
         image: The decoded image.
         config: The agent's configuration.
         resize_size: What the shorter side becomes before the centre is cropped; `None` resizes straight to
-            the agent's size. `auto` takes an image that has the agent's size as it is, and otherwise the
-            paper's proportion, 256 for a crop of 224.
+            the agent's size.
     """
-    size = config.grid.image_size
-    if resize_size == "auto":
-        resize_size = None if image.shape[:2] == size else round(min(size) * 256 / 224)
-    assert not isinstance(resize_size, str)
-    return prepare_for_evaluation(image, resize_size, size)
+    return prepare_for_evaluation(image, resize_size, config.grid.image_size)

@@ -85,7 +85,7 @@ class Service:
         name: str = "agent",
         limits: Limits | None = None,
         scenes: Sequence[SampleScene] | None = None,
-        resize_size: int | str | None = "auto",
+        resize_size: int | None = None,
     ) -> None:
         self.agent, self.name, self.limits = agent, name, limits or Limits()
         self.resize_size = resize_size

@@ -67,7 +67,7 @@ def encode_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
 
 
 def sample_scenes(
-    config: AgentConfig, folder: Path | None = None, resize_size: int | str | None = "auto"
+    config: AgentConfig, folder: Path | None = None, resize_size: int | None = None
 ) -> list[SampleScene]:
     """Returns the scenes the page offers.
 
@@ -99,7 +99,7 @@ def _landscape(height: int, width: int, seed: int) -> Callable[[], np.ndarray]:
     return lambda: paint_landscape(height, width, seed)
 
 
-def _folder_scenes(config: AgentConfig, folder: Path, resize_size: int | str | None) -> list[SampleScene]:
+def _folder_scenes(config: AgentConfig, folder: Path, resize_size: int | None) -> list[SampleScene]:
     if not folder.is_dir():
         raise DataError(f"no folder of images at '{folder}': check --images")
     names = image_files(folder)
