@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stam.data import ClutteredDigits, Relabelled, Scenes, Subset, prepare_for_evaluation
+from stam.data import ClutteredDigits, Relabelled, Scenes, Subset, prepare_for_evaluation, scenes
 from stam.errors import ConfigError, DataError
 
 
@@ -74,3 +74,16 @@ def test_relabelling_needs_known_classes() -> None:
         DataError, match="the agent does not know the class '1' of this data: allowed: 0, cat"
     ):
         Relabelled(digits, ("0", "cat"))
+
+
+@pytest.mark.parametrize(("height", "width", "resize_size"), [(3, 700, 30), (500, 7, 41), (40, 50, 30)])
+def test_a_long_strip_is_enlarged_in_the_middle_alone(height, width, resize_size, monkeypatch):
+    image = picture(height, width)
+    whole = prepare_for_evaluation(image, resize_size, (24, 32)).astype(int)
+    monkeypatch.setattr(scenes, "_MOST_PIXELS", 0)
+    assert np.abs(prepare_for_evaluation(image, resize_size, (24, 32)) - whole).max() <= 1
+
+
+def test_the_thinnest_image_needs_no_gigabytes():
+    """Enlarged whole it would have 46 of them."""
+    assert prepare_for_evaluation(picture(1, 60_000), 256, 224).shape == (224, 224, 3)

@@ -9,6 +9,8 @@ from stam.errors import DataError, did_you_mean
 from stam.grid import Size, as_pair
 from stam.shapes import Int, UInt8
 
+_MOST_PIXELS = 50_000_000  # of an image made larger only to keep its middle
+
 
 @runtime_checkable
 class Scenes(Protocol):
@@ -96,8 +98,12 @@ def prepare_for_evaluation(
         # Rounded up, so that both sides of the crop are covered.
         new_shorter = max(resize_size, -(-height * shorter // old_height), -(-width * shorter // old_width))
         new_height, new_width = new_shorter * old_height // shorter, new_shorter * old_width // shorter
-    if (new_height, new_width) != (old_height, old_width):
-        resized = Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BICUBIC)
-        image = np.asarray(resized)
     top, left = round((new_height - height) / 2), round((new_width - width) / 2)
-    return image[top : top + height, left : left + width]
+    whole, kept = Image.fromarray(image), (left, top, left + width, top + height)
+    if new_height * new_width > _MOST_PIXELS:  # a long strip, made as high as the crop: only that part of it
+        down, right = old_height / new_height, old_width / new_width
+        box = (kept[0] * right, kept[1] * down, kept[2] * right, kept[3] * down)
+        return np.asarray(whole.resize((width, height), Image.Resampling.BICUBIC, box))
+    if (new_height, new_width) != (old_height, old_width):
+        whole = whole.resize((new_width, new_height), Image.Resampling.BICUBIC)
+    return np.asarray(whole.crop(kept))
