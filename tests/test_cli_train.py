@@ -14,8 +14,9 @@ import torch
 from images import make_image_folder
 
 import stam
-from stam import cli
+from stam import cli, finetuning
 from stam.data import SplitRecord
+from stam.loop import Meter
 from stam.recipes import get_recipe
 from stam.runs import RunFolder
 
@@ -224,7 +225,7 @@ class TestMistakesBeforeTheFirstBatch:
         complaint = fails(
             capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--batch-size", "99"
         )
-        assert "larger than the 18 scenes" in complaint
+        assert "larger than the 18 training images" in complaint
         complaint = fails(
             capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--device", "cuda:7"
         )
@@ -251,18 +252,52 @@ class TestMistakesBeforeTheFirstBatch:
     def test_resume_takes_no_other_settings(self, tmp_path, capsys):
         complaint = fails(capsys, "train", "--resume", "--out", tmp_path / "run", "--epochs", "9")
         assert "leave out --epochs" in complaint
-        RunFolder.create(tmp_path / "digits").write_record(
-            "digits", get_recipe("digits"), SplitRecord(("a", "b"), 3, 2, "x")
-        )
+        for name, recipe in (("train", "digits"), ("teacher", "teacher:digits")):
+            run_folder = RunFolder.create(tmp_path / name)
+            run_folder.write_record(recipe, get_recipe("digits"), SplitRecord(("a", "b"), 3, 2, "x"))
         for words, said in (
             (("aid", "elsewhere"), "was begun with the recipe 'digits': leave out aid"),
             (("digits", "elsewhere"), "was begun with the data 'digits': leave out elsewhere"),
         ):
             for command in ("train", "teacher"):
-                complaint = fails(capsys, command, *words, "--resume", "--out", tmp_path / "digits")
+                complaint = fails(capsys, command, *words, "--resume", "--out", tmp_path / command)
                 assert said in complaint
-        complaint = fails(capsys, "teacher", "--resume", "--out", tmp_path / "digits", "--epochs", "9")
+        complaint = fails(capsys, "teacher", "--resume", "--out", tmp_path / "teacher", "--epochs", "9")
         assert "leave out --epochs" in complaint
+        complaint = fails(capsys, "train", "--resume", "--out", tmp_path / "teacher")
+        assert "was begun with stam teacher: stam teacher --resume --out" in complaint
+        assert [path.name for path in (tmp_path / "teacher").iterdir() if path.is_dir()] == []
+        assert "was begun with stam train" in fails(
+            capsys, "teacher", "--resume", "--out", tmp_path / "train"
+        )
+
+    def test_a_teacher_that_cannot_be_fine_tuned_leaves_no_folder(self, images, tmp_path, capsys):
+        out = tmp_path / "run"
+        command = ("train", "tiny", images, "--out", out, *TINY)
+        complaint = fails(capsys, *command, "--teacher-training.batch-size", "100")
+        assert "--teacher-training.batch-size 100 is larger than the 18 training images" in complaint
+        assert not out.exists()
+
+    @pytest.mark.parametrize(
+        ("option", "value", "said"),
+        [
+            ("--base-lr", "inf", "base_lr must be a finite number"),
+            ("--actor-lr", "-1", "actor_lr must be 0 or more"),
+            ("--actor-lr", "nan", "actor_lr must be a finite number"),
+            ("--temperature", "inf", "temperature must be a finite number"),
+            ("--seed", "99999999999999999999", "seed must be from 0 to 2**63 - 1"),
+            ("--mild-share", "0.5", "needs random crops"),
+            ("--handover", "3", "--handover is for the learned policy"),
+        ],
+    )
+    def test_values_that_make_no_sense(self, tmp_path, capsys, option, value, said):
+        given = ("--policy", "plus") if option == "--handover" else ()
+        complaint = fails(capsys, "train", "digits", "--out", tmp_path / "x", option, value, *given)
+        assert said in complaint and not (tmp_path / "x").exists()
+
+    def test_unreadable_images_are_skipped_only_where_all_are_checked(self, images, tmp_path, capsys):
+        complaint = fails(capsys, "train", "digits", images, "--out", tmp_path / "x", "--skip-unreadable")
+        assert "pass --check" in complaint
 
     def test_features_that_do_not_fit_leave_no_folder(self, tmp_path, capsys):
         out = tmp_path / "features"
@@ -271,6 +306,31 @@ class TestMistakesBeforeTheFirstBatch:
             *("--feature-weight", "1"),
         )
         assert "this one is 96 wide: use feature_weight 0" in complaint and not out.exists()
+
+
+def test_training_that_diverges_says_so(images, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Meter, "means", lambda self: {"supervised": float("nan")})
+    complaint = fails(capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY)
+    assert "training diverged, loss/supervised is nan in epoch 1" in complaint
+    assert not (tmp_path / "x/metrics.jsonl").exists()
+
+
+def test_ctrl_c_at_the_end_of_the_teacher_begins_no_agent(images, tmp_path, capsys, monkeypatch):
+    validated, left = finetuning.whole_image_accuracy, [2]  # validations of the teacher
+
+    def interrupted(*given):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return validated(*given)
+
+    monkeypatch.setattr(finetuning, "whole_image_accuracy", interrupted)
+    complaint = fails(capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY)
+    assert "interrupted and saved; to go on: stam train --resume --out" in complaint
+    assert not (tmp_path / "x/metrics.jsonl").exists()
+    monkeypatch.undo()
+    run("train", "--resume", "--out", tmp_path / "x")
+    assert (tmp_path / "x/metrics.jsonl").exists()
 
 
 def test_a_hub_name_without_the_hub_says_which_file_to_bring(images, tmp_path, capsys, monkeypatch):

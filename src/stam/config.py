@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -32,6 +33,16 @@ def require(condition: bool, message: str) -> None:
 def require_choice(name: str, given: str, allowed: tuple[str, ...]) -> None:
     """Raises unless `given` is one of the allowed names, and names the nearest."""
     require(given in allowed, f"{name} '{given}' is unknown: {did_you_mean(given, allowed)}")
+
+
+def require_sensible_numbers(config: Any) -> None:
+    """Raises where a setting is not a finite number, or a seed larger than random numbers take."""
+    for name, value in vars(config).items():
+        for number in value if isinstance(value, tuple) else (value,):
+            finite = not isinstance(number, float) or math.isfinite(number)
+            require(finite, f"{name} must be a finite number, got {number}")
+        if name.endswith("seed") and value is not None:
+            require(0 <= value < 2**63, f"{name} must be from 0 to 2**63 - 1, got {value}")
 
 
 def to_plain(value: Any) -> Any:
@@ -120,6 +131,7 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         """Checks every setting before anything is built from it."""
+        require_sensible_numbers(self)
         _ = self.grid  # raises where the sizes do not divide
         for name in (
             "num_classes",

@@ -30,6 +30,8 @@ from stam.teacher import Teacher
 from stam.vit import VisionTransformer
 from stam.weights import MODEL_FILE, adapt_deit, load_teacher_folder, save_teacher
 
+Student = tuple[nn.Module, dict[str, Any]]  # a model to fine-tune, and the record to build it again from
+
 
 def build_student(
     config: TeacherConfig,
@@ -37,7 +39,7 @@ def build_student(
     init: str,
     labels: tuple[str, ...],
     class_indices: tuple[int, ...] | None = None,
-) -> tuple[nn.Module, dict[str, Any]]:
+) -> Student:
     """Returns the model to fine-tune, and the record from which it can be built again.
 
     Args:

@@ -4,6 +4,7 @@ What is random is a function of (seed, epoch, batch), and the place is part of t
 is interrupted and resumed does exactly what it would have done.
 """
 
+import math
 import os
 import sys
 import time
@@ -207,6 +208,7 @@ def run_loop(
             finished = learner.position[0] == plan.epochs
             if place.last_of_epoch:
                 metrics = {"epoch": place.epoch} | learner.end_epoch(place.epoch)
+                require_finite(metrics)
                 if is_first:
                     note(learner, run, metrics, time.monotonic() - began, loggers)
                 shown |= {"epoch": f"{place.epoch + 1}/{plan.epochs}"} | learner.progress(metrics)
@@ -217,10 +219,20 @@ def run_loop(
             if finished or stopped or late:
                 save(learner, run)
                 saved = time.monotonic()
-            if stopped and not finished:
+            if stopped:  # even where all is done: more may follow, as after a teacher
                 message = f"interrupted and saved; to go on: {how_to_resume}"
                 raise Interrupted(message if is_first else "")
     distributed.wait()  # what the first process saves is there for all
+
+
+def require_finite(metrics: dict[str, Any]) -> None:
+    """Raises where a loss is no number any more."""
+    for name, value in metrics.items():
+        if name.startswith("loss/") and not math.isfinite(value):
+            raise StamError(
+                f"training diverged, {name} is {value} in epoch {metrics['epoch'] + 1}: use lower learning "
+                "rates (--base-lr, --actor-lr, --critic-lr) and another --out"
+            )
 
 
 def note(

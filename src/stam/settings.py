@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from stam.config import AgentConfig, require, require_choice
+from stam.config import AgentConfig, require, require_choice, require_sensible_numbers
 from stam.data.augment import AugmentConfig
 from stam.objective import CONSISTENCY, REWARDS, Objective
 
@@ -40,6 +40,11 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         """Checks the settings."""
+        require_sensible_numbers(self)
+        require(
+            self.check or not self.skip_unreadable,
+            "skip_unreadable needs every image to be checked: pass --check, or leave out --skip-unreadable",
+        )
         require(0 < self.val_fraction < 1, f"val_fraction must be between 0 and 1, got {self.val_fraction}")
         for name in ("resize_size", "decode_size"):
             given = getattr(self, name)
@@ -131,6 +136,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Checks the settings."""
+        require_sensible_numbers(self)
         for name in (
             "num_glimpses",
             "extra_glimpses",
@@ -156,6 +162,8 @@ class TrainingConfig:
             "save_minutes",
         ):
             require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
+        rate = self.actor_lr
+        require(rate is None or rate >= 0, f"actor_lr must be 0 or more, or none, got {rate}")
         require(
             self.warmup_epochs < self.epochs,
             f"warmup_epochs {self.warmup_epochs} leaves nothing of {self.epochs} epochs to learn looking",
@@ -235,6 +243,7 @@ class TeacherConfig:
 
     def __post_init__(self) -> None:
         """Checks the settings."""
+        require_sensible_numbers(self)
         for name in ("epochs", "batch_size", "validate_every"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("base_lr", "min_lr", "warmup_epochs", "weight_decay", "mixup", "cutmix", "seed"):
@@ -295,4 +304,8 @@ class RunConfig:
         require(
             self.teacher is not None or own == "deit" or weight == 0,  # known before hours of fine-tuning
             f"feature_weight {weight} needs a DeiT as teacher, not {own}: use feature_weight 0",
+        )
+        require(
+            self.data.augment.random_crop or self.training.mild_share == 0,
+            f"mild_share {self.training.mild_share} needs random crops: pass --augment.random-crop",
         )

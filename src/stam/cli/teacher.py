@@ -14,10 +14,17 @@ from stam.cli.data import open_data
 from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
 from stam.cli.processes import processes
-from stam.cli.train import RECIPES_AND_DATA, begin_folder, choose_recipe, open_to_go_on, with_classes
+from stam.cli.train import (
+    RECIPES_AND_DATA,
+    begin_folder,
+    choose_recipe,
+    open_to_go_on,
+    refuse,
+    require_batches,
+    with_classes,
+)
 from stam.config import AgentConfig
 from stam.finetuning import build_student, finetune
-from stam.loop import Plan
 from stam.optimisation import choose_device
 from stam.recipes import get_recipe
 from stam.runs import RunFolder
@@ -54,6 +61,8 @@ class Arguments:
 def run(arguments: list[str]) -> None:
     """Fine-tunes a teacher, or goes on with one."""
     positionals, options = split_positionals(arguments, most=2)
+    refuse(options, ("--agent.num-classes", "--agent.labels"), "the classes come from the data")
+    refuse(options, ("--path",), "name the data after the recipe")
     recipe, path = choose_recipe(positionals, wants_help(options) or "--resume" in options)
     base = get_recipe(recipe)
     data = base.data if path is None else dataclasses.replace(base.data, path=path)
@@ -74,7 +83,7 @@ def run(arguments: list[str]) -> None:
     with processes(parsed.teacher.device):
         begun = None
         if parsed.resume:
-            begun = open_to_go_on(out, recipe if positionals else None, path, options)
+            begun = open_to_go_on(out, "teacher", recipe if positionals else None, path, options)
         work(parsed, recipe, base.training, out, begun)
 
 
@@ -93,7 +102,7 @@ def work(
         config = RunConfig(
             agent, parsed.data, training, parsed.teacher, parsed.init, None, parsed.class_indices
         )
-        Plan(len(splits.train), 1, config.teacher_training.batch_size, 1.0, 0).num_batches()
+        require_batches(len(splits.train), config.teacher_training.batch_size, "--batch-size")
     choose_device(config.teacher_training.device)
     torch.manual_seed(config.teacher_training.seed)
     model, record = build_student(

@@ -18,7 +18,7 @@ from stam.cli.processes import processes
 from stam.config import AgentConfig, require
 from stam.data import Scenes, SplitRecord
 from stam.errors import ConfigError
-from stam.finetuning import build_student, finetune
+from stam.finetuning import Student, build_student, finetune
 from stam.loop import Plan
 from stam.optimisation import choose_device
 from stam.recipes import RECIPES, get_recipe
@@ -97,7 +97,8 @@ def run(arguments: list[str], quietly: bool = False) -> None:
     out = require_out(parsed.out, "stam train digits --out RUN")
     with processes(parsed.training.device):
         if parsed.resume:
-            resume(open_to_go_on(out, recipe if positionals else None, path, options), parsed.tensorboard)
+            named = recipe if positionals else None
+            resume(open_to_go_on(out, "train", named, path, options), parsed.tensorboard)
         else:
             begin(parsed, recipe, out)
         if not quietly and distributed.rank() == 0:
@@ -118,16 +119,38 @@ def begin(parsed: Arguments, recipe: str, out: Path) -> None:
     check_machine(config)
     splits = open_data(config.data)
     config = dataclasses.replace(config, agent=with_classes(config.agent, splits.train.classes))
-    Plan(len(splits.train), 1, config.training.batch_size, 1.0, 0).num_batches()  # refuses too large a batch
+    require(
+        config.agent.handover is None or config.agent.policy == "learned",
+        f"--handover is for the learned policy: the {config.agent.policy} policy has nothing to hand over",
+    )
+    require_batches(len(splits.train), config.training.batch_size, "--batch-size")
     torch.manual_seed(config.training.seed)
     agent = start_agent(config.init, config.agent, config.class_indices)
     config = dataclasses.replace(config, agent=agent.config)
-    teacher = None
-    if config.teacher is not None:
-        teacher = open_teacher(config.teacher, splits.train.classes, config.agent, config.class_indices)
-        require_features(teacher, config.agent.width, config.training.feature_weight)
+    teacher = find_teacher(config, splits.train)
     folder = begin_folder(out, recipe, config, splits.record)
     finish(folder, config, agent, teacher, splits.train, splits.val, False, parsed.tensorboard)
+
+
+def require_batches(num_scenes: int, batch_size: int, option: str) -> None:
+    """Raises where the scenes do not make one batch, or processes cannot share it."""
+    require(
+        batch_size <= num_scenes,
+        f"{option} {batch_size} is larger than the {num_scenes} training images: use at most {num_scenes}",
+    )
+    Plan(num_scenes, 1, batch_size, 1.0, 0).num_batches()  # refuses a batch that cannot be shared
+
+
+def find_teacher(config: RunConfig, train_scenes: Scenes) -> Teacher | Student:
+    """Opens the teacher that is named, or builds the one to be fine-tuned, so that nothing fails later."""
+    classes = train_scenes.classes
+    if config.teacher is not None:
+        teacher = open_teacher(config.teacher, classes, config.agent, config.class_indices)
+        require_features(teacher, config.agent.width, config.training.feature_weight)
+        return teacher
+    given = config.teacher_training
+    require_batches(len(train_scenes), given.batch_size, "--teacher-training.batch-size")
+    return build_student(given, config.agent, config.init, classes, config.class_indices)
 
 
 def begin_folder(out: Path, recipe: str, config: RunConfig, split: SplitRecord) -> RunFolder:
@@ -145,11 +168,14 @@ def refuse(options: list[str], names: tuple[str, ...], why: str) -> None:
             raise ConfigError(f"{option} cannot be set here: {why}")
 
 
-def open_to_go_on(out: Path, recipe: str | None, path: str | None, options: list[str]) -> RunFolder:
+def open_to_go_on(
+    out: Path, command: str, recipe: str | None, path: str | None, options: list[str]
+) -> RunFolder:
     """Opens a run to go on with; whatever it was not begun with is refused.
 
     Args:
         out: The run folder.
+        command: The command that is to go on, train or teacher.
         recipe: The recipe named, if one was.
         path: The data named, if it was.
         options: All options given.
@@ -163,7 +189,11 @@ def open_to_go_on(out: Path, recipe: str | None, path: str | None, options: list
         raise RunError(f"--resume goes on with the settings of the run: leave out {' '.join(extra)}")
     folder = RunFolder.open(out)
     begun, data = folder.record()["recipe"], folder.config().data.path
-    if recipe not in (None, begun.removeprefix("teacher:")):
+    kind = "teacher" if begun.startswith("teacher:") else "train"
+    if kind != command:
+        raise RunError(f"the run in '{out}' was begun with stam {kind}: stam {kind} --resume --out {out}")
+    begun = begun.removeprefix("teacher:")
+    if recipe not in (None, begun):
         raise RunError(f"the run in '{out}' was begun with the recipe '{begun}': leave out {recipe}")
     if path is not None and Path(path).resolve() != Path(data).resolve():
         raise RunError(f"the run in '{out}' was begun with the data '{data}': leave out {path}")
@@ -177,9 +207,7 @@ def resume(folder: RunFolder, tensorboard: bool) -> None:
     splits = open_data(config.data, folder.split())
     torch.manual_seed(config.training.seed)
     agent = start_agent(config.init, config.agent, config.class_indices)
-    teacher = None
-    if config.teacher is not None:
-        teacher = open_teacher(config.teacher, splits.train.classes, config.agent, config.class_indices)
+    teacher = find_teacher(config, splits.train)
     finish(folder, config, agent, teacher, splits.train, splits.val, True, tensorboard)
 
 
@@ -187,7 +215,7 @@ def finish(
     folder: RunFolder,
     config: RunConfig,
     agent: Agent,
-    teacher: Teacher | None,
+    teacher: Teacher | Student,
     train_scenes: Scenes,
     val_scenes: Scenes,
     resumed: bool,
@@ -195,8 +223,8 @@ def finish(
 ) -> None:
     """Fine-tunes a teacher where there is none, then trains the agent."""
     loggers = (tensorboard_logger(folder.path),) if tensorboard and distributed.rank() == 0 else ()
-    if teacher is None:
-        teacher = own_teacher(folder, config, train_scenes, val_scenes)
+    if not isinstance(teacher, Teacher):
+        teacher = own_teacher(folder, config, teacher, train_scenes, val_scenes)
     train(folder, config, agent, teacher, train_scenes, val_scenes, resumed, loggers)
 
 
@@ -206,22 +234,20 @@ def say_next(out: Path) -> None:
     next_command(f"stam evaluate {out}")
 
 
-def own_teacher(folder: RunFolder, config: RunConfig, train_scenes: Scenes, val_scenes: Scenes) -> Teacher:
+def own_teacher(
+    folder: RunFolder, config: RunConfig, student: Student, train_scenes: Scenes, val_scenes: Scenes
+) -> Teacher:
     """Fine-tunes the run's own teacher in `RUN/teacher`, or goes on with it."""
     inner = RunFolder(folder.path / "teacher")
     inner.path.mkdir(exist_ok=True)
     if distributed.rank() == 0:
         print("no teacher given: fine-tuning one on the data first", file=sys.stderr)
-    model, record = build_student(
-        config.teacher_training, config.agent, config.init, train_scenes.classes, config.class_indices
-    )
     return finetune(
         inner,
         config.teacher_training,
         config.data,
         config.agent,
-        model,
-        record,
+        *student,
         train_scenes,
         val_scenes,
         resume=inner.state_file.exists(),

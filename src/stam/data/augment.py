@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stam import distributed
-from stam.config import IMAGENET_MEAN, IMAGENET_STD, require, require_choice
+from stam.config import IMAGENET_MEAN, IMAGENET_STD, require, require_choice, require_sensible_numbers
 from stam.data import randaugment
 from stam.data.randomness import random_words
 from stam.data.resample import resample, resize_and_centre_crop
@@ -60,6 +60,7 @@ class AugmentConfig:
     interpolation: str = "random"
 
     def __post_init__(self) -> None:
+        require_sensible_numbers(self)
         for name in ("horizontal_flip", "vertical_flip", "op_probability"):
             given = getattr(self, name)
             require(0 <= given <= 1, f"{name} is a probability, 0 to 1, got {given}")
