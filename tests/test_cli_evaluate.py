@@ -67,6 +67,29 @@ def test_another_policy_has_a_result_of_its_own(home, capsys):
     assert examples_path(home / "x.json").name == "x-examples.npz"
 
 
+def test_an_earlier_result_of_something_else_is_moved_aside(home, capsys, tmp_path):
+    run = shutil.copytree(home / "a", tmp_path / "run")
+    before = load_evaluation(run / "evaluation.json")
+    for number, name in enumerate(("evaluation-earlier", "evaluation-earlier-2")):
+        limit = ("--limit", 8 - number, "--glimpses", 3)
+        _, err = stam_says(capsys, "evaluate", run, *QUICK, *limit, "--examples", "1")
+        assert f"the result that was there is now {run / name}.json" in err
+    assert load_evaluation(run / "evaluation-earlier.json") == before
+    assert (run / "examples-earlier.npz").is_file() and (run / "examples.npz").is_file()
+    assert load_evaluation(run / "evaluation.json").data.num_scenes == 7
+    _, err = stam_says(capsys, "evaluate", run, *QUICK, *limit, "--examples", "1")  # the same question again
+    assert "is now" not in err
+
+
+def test_what_could_not_hold_for_the_agent_is_refused(home, capsys):
+    run = home / "a"
+    assert "nothing to hand over" in stam_refuses(
+        capsys, "evaluate", run, "--policy", "plus", "--handover", 3
+    )
+    assert "leave out --policy plus" in stam_refuses(capsys, "evaluate", run, "--policy", "plus", "--store")
+    assert "is a folder: name a file" in stam_refuses(capsys, "evaluate", run, "--out", run)
+
+
 def test_a_fitted_threshold_is_stored_with_the_weights(home, capsys, tmp_path):
     run = shutil.copytree(home / "a", tmp_path / "run")
     before = stam.load(run)

@@ -120,6 +120,8 @@ def test_an_unreadable_image_does_not_stop_the_others(agent_folder, pictures, tm
         ),
         (["{agent}", "{pictures}", "--threshold", "7"], "threshold must be in"),
         (["{agent}", "{pictures}", "--policy", "spirl"], "did you mean 'spiral'"),
+        (["{agent}", "{pictures}", "--max-glimpses", "0"], "max_glimpses must be at least 1, got 0"),
+        (["{agent}", "{pictures}", "--seed", str(10**30)], "seed must be from 0 to 2**63 - 1"),
         (["{agent}", "{pictures}", "--strip", "{pictures}/x.what"], "could not write"),
     ],
 )

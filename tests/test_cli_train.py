@@ -220,6 +220,8 @@ class TestMistakesBeforeTheFirstBatch:
         assert not (tmp_path / "x").exists()
         run("train", "tiny", data, "--out", tmp_path / "run", *TINY, "--skip-unreadable", "--epochs", "1")
         assert "skipped 1 unreadable training image" in capsys.readouterr().err
+        next((data / "val").rglob("*.png")).write_bytes(b"no image")
+        run("evaluate", tmp_path / "run", "--seeds", "1", "--no-cost")  # they are skipped there too
 
     def test_batch_and_device(self, images, tmp_path, capsys):
         complaint = fails(
@@ -270,6 +272,20 @@ class TestMistakesBeforeTheFirstBatch:
         assert "was begun with stam train" in fails(
             capsys, "teacher", "--resume", "--out", tmp_path / "train"
         )
+
+    def test_a_core_that_is_not_as_asked_for_is_refused(self, tmp_path, capsys):
+        given = ("--patch-size", "8", "--num-heads", "6")
+        complaint = fails(capsys, "train", "digits", "--out", tmp_path / "x", *given)
+        assert "num_heads 3 instead of 6, patch_size 4 instead of 8: set --num-heads 3 --patch-size 4" in (
+            complaint
+        )
+
+    def test_a_demo_goes_on_with_a_demo_only(self, tmp_path, capsys):
+        folder = RunFolder.create(tmp_path / "run")
+        folder.write_record("aid", get_recipe("aid"), SplitRecord(("a", "b"), 3, 2, "x"))
+        assert "is no demo" in fails(capsys, "demo", "--resume", "--out", tmp_path / "run")
+        assert "leave out --epochs" in fails(capsys, "demo", "--resume", "--epochs", "2")
+        assert "--num-scenes must be at least 1" in fails(capsys, "demo", "--num-scenes", "0")
 
     def test_a_teacher_that_cannot_be_fine_tuned_leaves_no_folder(self, images, tmp_path, capsys):
         out = tmp_path / "run"

@@ -1,6 +1,7 @@
 """Where weights come from: a file, a run, the package itself, or a hub."""
 
 from pathlib import Path
+from typing import Any
 
 from stam.agent import Agent
 from stam.config import AgentConfig, require
@@ -60,17 +61,26 @@ def start_agent(source: str, config: AgentConfig, class_indices: tuple[int, ...]
     if path.is_dir() and not _is_teacher(path):
         return _start_from_agent(load(path), config, source, class_indices)
     agent = _with_core(path / MODEL_FILE if path.is_dir() else path, config.num_heads, config, class_indices)
-    for name in ("width", "depth"):
-        found, wanted = getattr(agent.config, name), getattr(config, name)
-        require(
-            found == wanted,
-            f"'{source}' has a core of {name} {found}, the recipe has {wanted}: set --{name} {found}",
-        )
+    _require_same_core(agent.config, config, source)
     return agent
 
 
 # what a core brings with it, whatever the configuration says
 _OF_THE_CORE = ("num_heads", "channels", "width", "depth", "patch_size", "mlp_ratio")
+
+
+def _require_same_core(found: AgentConfig, wanted: AgentConfig, source: str) -> None:
+    """Raises where a core is otherwise than asked for, and says how to ask for it."""
+    own = [(name, _plain(getattr(found, name)), _plain(getattr(wanted, name))) for name in _OF_THE_CORE]
+    other = [(name, value, given) for name, value, given in own if value != given]
+    said = ", ".join(f"{name} {value} instead of {given}" for name, value, given in other)
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value, _ in other)
+    require(not other, f"'{source}' has a core of {said}: set {options}")
+
+
+def _plain(size: Any) -> Any:
+    """Returns a size as one number where both of its sides are alike."""
+    return size[0] if isinstance(size, tuple) and size[0] == size[1] else size
 
 
 def _with_core(
@@ -88,11 +98,7 @@ def _start_from_agent(
     """Takes the core of another agent, and its actor where both have one of the same shape."""
     core = {name: value.clone() for name, value in start.core.state_dict().items()}
     agent = _with_core(core, start.config.num_heads, config, class_indices)
-    require(
-        (agent.config.width, agent.config.depth) == (config.width, config.depth),
-        f"'{source}' has a core of width {agent.config.width} and depth {agent.config.depth}, the recipe has "
-        f"{config.width} and {config.depth}: set --width and --depth",
-    )
+    _require_same_core(agent.config, config, source)
     if agent.actor is not None and start.actor is not None:
         theirs = start.actor.state_dict()
         if {n: v.shape for n, v in theirs.items()} == {

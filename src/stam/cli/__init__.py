@@ -33,20 +33,8 @@ def usage() -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command; a user's mistake ends in one line on stderr and exit code 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage())
-        sys.exit(0 if arguments else 2)
-    if arguments[0] == "--version":
-        from stam import __version__
-
-        print(f"stam {__version__}")
-        return
-    name, *rest = arguments
-    if name not in COMMANDS:
-        sys.exit(_complain(f"unknown command '{name}': {did_you_mean(name, COMMANDS)}\n\n{usage()}"))
     try:
-        importlib.import_module(f"stam.cli.{name}").run(rest)
+        _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except StamError as error:
         sys.exit(_complain(str(error)))
@@ -62,6 +50,21 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(
             _complain(f"{error.strerror}: {error.filename or 'while writing'}: free space or check rights")
         )
+
+
+def _run(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage(), flush=True)
+        sys.exit(0 if arguments else 2)
+    name, *rest = arguments
+    if name == "--version":
+        from stam import __version__
+
+        print(f"stam {__version__}")
+    elif name in COMMANDS:
+        importlib.import_module(f"stam.cli.{name}").run(rest)
+    else:
+        sys.exit(_complain(f"unknown command '{name}': {did_you_mean(name, COMMANDS)}\n\n{usage()}"))
 
 
 def _complain(message: str) -> int:

@@ -62,6 +62,8 @@ def run(arguments: list[str]) -> None:
             given is None or all(number >= 1 for number in given), f"{name} must be at least 1, got {given}"
         )
     require(parsed.batches >= 1, f"batches must be at least 1, got {parsed.batches}")
+    look_batch = parsed.look_batch
+    require(look_batch is None or look_batch >= 1, f"look_batch must be at least 1, got {look_batch}")
     if parsed.plot is not None and parsed.plot.suffix not in (".png", ".svg"):
         raise ConfigError(f"cannot draw '{parsed.plot}': name a .png or .svg file")
     device = choose_device(parsed.device)
@@ -80,9 +82,9 @@ def run(arguments: list[str]) -> None:
                         )
                     )
                     _say(_training_row(trained[-1], peak))
-        look_batch = parsed.look_batch or (512 if device.type == "cuda" else 1)
+        together = look_batch or (512 if device.type == "cuda" else 1)
         most = max(parsed.num_glimpses or (21,))
-        looked.append(look_speed(size, look_batch, most, str(device), rounds=parsed.batches))
+        looked.append(look_speed(size, together, most, str(device), rounds=parsed.batches))
         _say(_look_row(looked[-1]))
     if parsed.plot is not None:
         from stam.figures import speed as drawing  # needs the extra `figures`

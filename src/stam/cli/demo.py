@@ -13,6 +13,7 @@ import stam
 from stam.agent import Agent
 from stam.cli import train
 from stam.cli.parsing import next_command, parse
+from stam.config import require
 from stam.data import ClutteredDigits, Scenes, open_scenes
 from stam.drawing import Story, save_gif, save_strip
 from stam.pixels import normalise
@@ -44,8 +45,13 @@ class Arguments:
 def run(arguments: list[str]) -> None:
     """Trains an agent on cluttered digits, compares ways of looking, and draws it looking."""
     parsed = parse(Arguments, "demo", arguments)
+    require(parsed.num_scenes >= 1, f"--num-scenes must be at least 1, got {parsed.num_scenes}")
+    if parsed.resume:
+        require(parsed.epochs is None, "--resume goes on with the settings of the run: leave out --epochs")
+        begun = RunFolder.open(parsed.out).record()["recipe"]
+        require(begun == "digits", f"the run in '{parsed.out}' is no demo: it was begun with '{begun}'")
     options = ["--out", str(parsed.out), *(["--resume"] if parsed.resume else [])]
-    if parsed.epochs is not None and not parsed.resume:
+    if parsed.epochs is not None:
         options += ["--epochs", str(parsed.epochs), "--tau-epochs", str(max(1, parsed.epochs // 2))]
     train.run([*([] if parsed.resume else ["digits"]), *options], quietly=True)
     agent, config = stam.load(parsed.out / "last"), RunFolder.open(parsed.out).config()

@@ -18,6 +18,7 @@ from stam.evaluation import (
     Opened,
     collect_examples,
     evaluate,
+    load_evaluation,
     open_run,
     reader_for,
     save_evaluation,
@@ -107,6 +108,15 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
     require_choice("--view", given.view, ("own", "plain", "mirrored"))
     if given.view != "own":
         agent.configure(mirrored=given.view == "mirrored")
+    policy = given.policy or own.policy
+    require(
+        given.handover is None or policy == "learned",
+        f"--handover is for the learned policy: the {policy} policy has nothing to hand over",
+    )
+    require(
+        not given.store or policy == own.policy,
+        f"--store keeps what is fitted for the agent's own policy, {own.policy}: leave out --policy {policy}",
+    )
     if given.handover is not None:
         agent.configure(handover=given.handover)
     plan = EvaluationPlan(
@@ -123,6 +133,7 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
         precision=given.precision,
     )
     path = given.out or opened.path / result_name(opened, plan, own)
+    require(not path.is_dir(), f"--out '{path}' is a folder: name a file, such as {path / EVALUATION_FILE}")
     if not path.parent.is_dir():
         raise StamError(f"--out '{path}': the folder '{path.parent}' does not exist; make it first")
     evaluation = evaluate(
@@ -139,10 +150,36 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
         shown = collect_examples(agent, reader, given.examples, evaluation.num_glimpses, evaluation.policy)
         if given.store:
             opened.store(evaluation.early_exit.fit.threshold, evaluation.calibration.temperature)
-            print(f"stored threshold and temperature in {opened.agent_path}", file=sys.stderr)
+            with_them = ", and the handover and view they hold for" if agent.config != own else ""
+            print(f"stored threshold and temperature{with_them} in {opened.agent_path}", file=sys.stderr)
+        if given.out is None:
+            keep_earlier(path, evaluation)
         save_examples(shown, examples_path(path))
         save_evaluation(evaluation, path)
     return evaluation, path
+
+
+def keep_earlier(path: Path, evaluation: Evaluation) -> None:
+    """Moves a result aside that this one would replace, unless it answers the same question."""
+
+    def question(found: Evaluation) -> tuple[object, ...]:
+        return found.data, found.num_glimpses, found.seeds, found.precision
+
+    if not path.is_file():
+        return
+    try:
+        if question(load_evaluation(path)) == question(evaluation):
+            return
+    except StamError:
+        pass  # nobody knows what it is
+    number, aside = 1, path.with_name(f"{path.stem}-earlier.json")
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.stem}-earlier-{number}.json")
+    if examples_path(path).is_file():
+        examples_path(path).replace(examples_path(aside))
+    path.replace(aside)
+    print(f"the result that was there is now {aside}", file=sys.stderr)
 
 
 def result_name(opened: Opened, plan: EvaluationPlan, own: AgentConfig) -> str:

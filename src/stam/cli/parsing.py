@@ -8,6 +8,7 @@ from typing import TypeVar
 import tyro
 
 from stam.cli import COMMANDS
+from stam.config import require_sensible_numbers
 from stam.errors import ConfigError
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ def parse(
         use_underscores=False,
     )
     assert parsed is not None
+    require_sensible_numbers(parsed)
     return parsed
 
 

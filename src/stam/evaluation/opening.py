@@ -8,6 +8,7 @@ import numpy as np
 
 from stam.agent import Agent
 from stam.config import require
+from stam.data.checking import check_images
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes, Subset
 from stam.data.sources import open_for_evaluation
@@ -110,6 +111,8 @@ def open_run(
         )
     found, note = _open_teacher(folder, teacher, agent, config)
     scenes = open_for_evaluation(data, agent.labels, seed=seed, record=record)
+    if own_data and config is not None and config.data.skip_unreadable:
+        scenes = Subset(scenes, check_images(scenes, skip_unreadable=True).readable)
     if limit is not None and limit < len(scenes):
         scenes = Subset(scenes, np.sort(random_order(len(scenes), "evaluation limit")[:limit]))
     return Opened(

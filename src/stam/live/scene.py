@@ -12,7 +12,7 @@ from stam.config import IMAGENET_MEAN, IMAGENET_STD, AgentConfig, require
 from stam.data import prepare_for_evaluation
 from stam.errors import SensorError
 from stam.grid import Grid, Location
-from stam.live.session import ALL_SEEN, LiveStep, Session, observe_all
+from stam.live.session import ALL_SEEN, LiveStep, Session, observe_all, require_some
 from stam.sensor import Sensor, as_pixels
 from stam.shapes import Float, UInt8
 
@@ -137,6 +137,7 @@ def look_through(
         max_glimpses: When to stop though unsure; by default when everything has been seen.
         on_step: Called with the sensor's index and the step after every glimpse.
     """
+    require_some(max_glimpses)
     steps: list[LiveStep | None] = [None] * len(sensors)
     going = list(range(len(sensors)))
     while going:

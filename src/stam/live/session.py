@@ -265,6 +265,7 @@ class Session:
             max_missed: How many glimpses may fail to arrive, or arrive spoilt: that often a `SensorError` or
                 an `OSError` (`TimeoutError`, `ConnectionError`) makes the agent look elsewhere.
         """
+        require_some(max_glimpses)
         num_missed = 0
         while True:
             location = self.location
@@ -352,6 +353,14 @@ class Session:
 
     def _as_batch(self, location: int) -> Tensor:
         return torch.tensor([location], device=self.agent.device)
+
+
+def require_some(max_glimpses: int | None) -> None:
+    """Raises where not one glimpse may be sensed."""
+    require(
+        max_glimpses is None or max_glimpses >= 1,
+        f"max_glimpses must be at least 1, got {max_glimpses}",
+    )
 
 
 def observe_all(
