@@ -110,7 +110,8 @@ def main() -> None:
         for policy in arguments.policies:
             chosen = [r for r in results if (r["name"], r["policy"]) == (name, policy)]
             means = [100 * statistics.mean(r["curve"][n - 1] for r in chosen) for n in shown]
-            spread = 100 * statistics.pstdev([r["curve"][-1] for r in chosen])
+            last = [100 * r["curve"][-1] for r in chosen]
+            spread = statistics.stdev(last) if len(last) > 1 else 0.0
             seconds = statistics.mean(r["seconds"] for r in chosen)
             row = "".join(f"{mean:>7.1f}" for mean in means)
             print(f"{name + ' ' + policy:<28}{row}   {seconds:>7.0f}   (std at the last {spread:.2f})")

@@ -84,15 +84,24 @@ def get_teacher(config: RunConfig, given: str, init: str, out: Path, train: Scen
 
 
 def train_one(
-    name: str, config: RunConfig, init: str, teacher: Teacher, out: Path, data: Splits, frozen: str
+    name: str,
+    config: RunConfig,
+    source: tuple[str, str],
+    teacher: Teacher,
+    out: Path,
+    data: Splits,
+    frozen: str,
 ) -> tuple[Agent, dict[str, Any]]:
     """Trains one agent, but for a part of its core, if one is to stay; returns it with how long it took."""
     torch.manual_seed(config.training.seed)
+    path, init = source
     agent = start_agent(init, config.agent, config.class_indices)
     for place, parameter in agent.core.named_parameters():
         parameter.requires_grad_(not (frozen and f".{frozen}." in place))
     folder = RunFolder.create(out / name)
-    folder.write_record(name, config, data.record)
+    # what was really used, so that `stam evaluate` finds it
+    used = dataclasses.replace(config, init=init, data=dataclasses.replace(config.data, path=path))
+    folder.write_record(name, used, data.record)
     began = time.monotonic()
     agent = train(folder, config, agent, teacher, data.train, data.val)
     seconds = time.monotonic() - began
@@ -104,7 +113,7 @@ def train_one(
 def train_members(
     name: str,
     config: RunConfig,
-    init: str,
+    source: tuple[str, str],
     teacher: Teacher,
     out: Path,
     data: Splits,
@@ -113,10 +122,11 @@ def train_members(
 ) -> tuple[Agent, dict[str, Any]]:
     """Trains several agents, each for its part of the epochs; returns the first with the mean of all cores.
 
-    Cores that started from the same weights can be averaged; actors, which started afresh, cannot.
+    Cores that started from the same weights can be averaged; actors, which started afresh, cannot. `source`
+    says where images and starting weights are.
     """
     if members == 1:
-        return train_one(name, config, init, teacher, out, data, frozen)
+        return train_one(name, config, source, teacher, out, data, frozen)
     agents, results = [], []
     for member in range(members):
         training = dataclasses.replace(
@@ -126,7 +136,7 @@ def train_members(
             tau_epochs=max(1, config.training.tau_epochs // members),
         )
         own = dataclasses.replace(config, training=training)
-        agent, result = train_one(f"{name}-{member}", own, init, teacher, out, data, frozen)
+        agent, result = train_one(f"{name}-{member}", own, source, teacher, out, data, frozen)
         agents.append(agent)
         results.append(result)
     first, cores = agents[0], [agent.core.state_dict() for agent in agents]
@@ -203,6 +213,7 @@ def main() -> None:
     given = arguments.teacher or (arguments.init if base.teacher is not None else "fine-tune")
     teacher = get_teacher(base, given, arguments.init, arguments.out, train_scenes, val_scenes)
     results = []
+    source = (arguments.data, arguments.init)
     for trial, changes in trials.items():
         for agent_name in arguments.agents:
             recipe = arguments.dataset if agent_name == "learned" else f"{arguments.dataset}-{agent_name}"
@@ -212,7 +223,7 @@ def main() -> None:
             name = "-".join(part for part in (agent_name, trial) if part)
             frozen = merged.get("core", {}).get("frozen", "")
             agent, result = train_members(
-                name, config, arguments.init, teacher, arguments.out, data, arguments.members, frozen
+                name, config, source, teacher, arguments.out, data, arguments.members, frozen
             )
             own = {"handover": agent.config.handover, "mirrored": agent.config.mirrored}
             for view, settings in views.items():

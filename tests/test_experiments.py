@@ -57,6 +57,8 @@ def test_real_images(images, tmp_path, hold_out):
     handed = [result for result in results if result["name"].endswith("-handed")]
     results = [result for result in results if result not in handed]
     assert [len(result["mean"]) for result in results] == [3] * 4
+    record = json.loads((tmp_path / "out/learned-a/run.json").read_text())["config"]
+    assert (record["data"]["path"], record["init"]) == (str(images), "none")
     # an order has nothing to hand over
     assert [result["name"] for result in handed] == ["learned-a-handed", "learned-b-handed"]
     assert (tmp_path / "out" / "learned-a" / "half" / "model.safetensors").exists()
