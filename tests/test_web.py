@@ -279,7 +279,8 @@ def test_the_page_loads_nothing_from_elsewhere(client):
 
 
 def test_a_stranger_through_another_name_is_refused(client):
-    assert client.get("/api/agent", headers={"host": "evil.example"}).status_code == 400
+    refused = client.get("/api/agent", headers={"host": "evil.example"})
+    assert refused.status_code == 400 and "no service of the name" in refused.json()["error"]
     answer = client.post("/api/sessions", headers={"origin": "http://evil.example"})
     assert answer.status_code == 403 and "other sites" in answer.json()["error"]
     own = str(client.base_url).rstrip("/")

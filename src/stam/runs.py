@@ -44,10 +44,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        raise RunError(
-            f"could not write '{path}': {str(error).splitlines()[0]}; what was there is kept"
-        ) from error
+    except (OSError, RuntimeError) as error:
+        # torch reports a full disk as a RuntimeError, in words of its own
+        why = str(error).splitlines()[0] + ("" if isinstance(error, OSError) else " (is the disk full?)")
+        raise RunError(f"could not write '{path}': {why}; what was there is kept") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -111,6 +111,9 @@ def open_run(
         )
     found, note = _open_teacher(folder, teacher, agent, config)
     scenes = open_for_evaluation(data, agent.labels, seed=seed, record=record)
+    if record is not None and len(scenes) != record.num_val:
+        changed = f"'{data}' has {len(scenes)} validation images, it had {record.num_val} when the run began"
+        note = f"{changed}; {note}" if note else changed
     if own_data and config is not None and config.data.skip_unreadable:
         scenes = Subset(scenes, check_images(scenes, skip_unreadable=True).readable)
     if limit is not None and limit < len(scenes):

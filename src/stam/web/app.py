@@ -16,12 +16,11 @@ from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 from PIL import Image
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from stam.agent import Agent
 from stam.errors import StamError
 from stam.live import PoolFullError, Session, SessionPool, UnknownSessionError, scene_view
-from stam.web.limits import BodyLimit, Limits, SameOrigin, SecurityHeaders
+from stam.web.limits import BodyLimit, KnownHosts, Limits, SameOrigin, SecurityHeaders
 from stam.web.scenes import (
     SampleScene,
     TooManyPixelsError,
@@ -185,7 +184,7 @@ def create_app(service: Service, hosts: Sequence[str] = ("127.0.0.1", "localhost
         lifespan=lifespan,
     )
     app.add_middleware(BodyLimit, max_bytes=service.limits.max_upload_bytes)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    app.add_middleware(KnownHosts, hosts=tuple(hosts))
     app.add_middleware(SameOrigin)
     app.add_middleware(SecurityHeaders)
     _add_error_handlers(app, service)
