@@ -99,7 +99,7 @@ def test_an_agent_starts_from_another_with_its_actor_where_it_fits(tmp_path):
     narrower = start_agent(str(tmp_path / "first"), dataclasses.replace(AGENT, actor_width=8, num_classes=5))
     assert narrower.core.norm.weight.equal(first.core.norm.weight)
     assert narrower.actor.fc1.weight.shape == (8, 8) and narrower.core.head.weight.shape == (5, 16)
-    with pytest.raises(ConfigError, match="depth 1, the recipe has"):
+    with pytest.raises(ConfigError, match="a core of depth 1 instead of 2: set --depth 1"):
         start_agent(str(tmp_path / "first"), dataclasses.replace(AGENT, depth=2))
     with pytest.raises(StamError, match="the package has no model"):
         package_folder("nonsense")
