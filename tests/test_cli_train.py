@@ -273,6 +273,18 @@ class TestMistakesBeforeTheFirstBatch:
             capsys, "teacher", "--resume", "--out", tmp_path / "train"
         )
 
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (("--epoch", "3"), "Unrecognized options: --epoch, 3; did you mean --epochs? see stam train"),
+            (("--epochs", "three"), "Error parsing --epochs: invalid literal"),
+            (("--policy",), "Missing value for argument '--policy'"),
+        ],
+    )
+    def test_mistakes_in_options_are_one_line(self, capsys, options, said):
+        complaint = fails(capsys, "train", "digits", *options)
+        assert said in complaint and complaint.startswith("stam: ") and complaint.count("\n") == 1
+
     def test_a_core_that_is_not_as_asked_for_is_refused(self, tmp_path, capsys):
         given = ("--patch-size", "8", "--num-heads", "6")
         complaint = fails(capsys, "train", "digits", "--out", tmp_path / "x", *given)

@@ -220,6 +220,7 @@ def run_loop(
                 save(learner, run)
                 saved = time.monotonic()
             if stopped:  # even where all is done: more may follow, as after a teacher
+                distributed.wait()  # where one ends torchrun ends all: not while the first one writes
                 message = f"interrupted and saved; to go on: {how_to_resume}"
                 raise Interrupted(message if is_first else "")
     distributed.wait()  # what the first process saves is there for all
