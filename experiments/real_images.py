@@ -19,6 +19,7 @@ import argparse
 import dataclasses
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,50 +84,52 @@ def get_teacher(config: RunConfig, given: str, init: str, out: Path, train: Scen
     return teacher
 
 
-def train_one(
-    name: str,
-    config: RunConfig,
-    source: tuple[str, str],
-    teacher: Teacher,
-    out: Path,
-    data: Splits,
-    frozen: str,
-) -> tuple[Agent, dict[str, Any]]:
+@dataclass(frozen=True)
+class Setup:
+    """What all agents of an experiment share.
+
+    Attributes:
+        path: Where the images are.
+        init: Where the starting weights are.
+        teacher: The teacher of all.
+        data: The images.
+        out: Where runs go.
+    """
+
+    path: str
+    init: str
+    teacher: Teacher
+    data: Splits
+    out: Path
+
+
+def train_one(name: str, config: RunConfig, setup: Setup, frozen: str = "") -> tuple[Agent, dict[str, Any]]:
     """Trains one agent, but for a part of its core, if one is to stay; returns it with how long it took."""
     torch.manual_seed(config.training.seed)
-    path, init = source
-    agent = start_agent(init, config.agent, config.class_indices)
+    agent = start_agent(setup.init, config.agent, config.class_indices)
     for place, parameter in agent.core.named_parameters():
         parameter.requires_grad_(not (frozen and f".{frozen}." in place))
-    folder = RunFolder.create(out / name)
+    folder, data = RunFolder.create(setup.out / name), setup.data
     # what was really used, so that `stam evaluate` finds it
-    used = dataclasses.replace(config, init=init, data=dataclasses.replace(config.data, path=path))
-    folder.write_record(name, used, data.record)
+    images = dataclasses.replace(config.data, path=setup.path)
+    folder.write_record(name, dataclasses.replace(config, init=setup.init, data=images), data.record)
     began = time.monotonic()
-    agent = train(folder, config, agent, teacher, data.train, data.val)
+    agent = train(folder, config, agent, setup.teacher, data.train, data.val)
     seconds = time.monotonic() - began
     shown = plan(len(data.train), config.training).num_batches() * config.training.batch_size
-    save_agent(agent, out / name / "half", half=True)
+    save_agent(agent, folder.path / "half", half=True)
     return agent, {"name": name, "seconds": seconds, "images": shown, "settings": dataclasses.asdict(config)}
 
 
 def train_members(
-    name: str,
-    config: RunConfig,
-    source: tuple[str, str],
-    teacher: Teacher,
-    out: Path,
-    data: Splits,
-    members: int,
-    frozen: str = "",
+    name: str, config: RunConfig, setup: Setup, members: int, frozen: str = ""
 ) -> tuple[Agent, dict[str, Any]]:
     """Trains several agents, each for its part of the epochs; returns the first with the mean of all cores.
 
-    Cores that started from the same weights can be averaged; actors, which started afresh, cannot. `source`
-    says where images and starting weights are.
+    Cores that started from the same weights can be averaged; actors, which started afresh, cannot.
     """
     if members == 1:
-        return train_one(name, config, source, teacher, out, data, frozen)
+        return train_one(name, config, setup, frozen)
     agents, results = [], []
     for member in range(members):
         training = dataclasses.replace(
@@ -136,12 +139,12 @@ def train_members(
             tau_epochs=max(1, config.training.tau_epochs // members),
         )
         own = dataclasses.replace(config, training=training)
-        agent, result = train_one(f"{name}-{member}", own, source, teacher, out, data, frozen)
+        agent, result = train_one(f"{name}-{member}", own, setup, frozen)
         agents.append(agent)
         results.append(result)
     first, cores = agents[0], [agent.core.state_dict() for agent in agents]
     first.core.load_state_dict({key: sum(core[key] for core in cores) / members for key in cores[0]})
-    save_agent(first, out / name / "half", half=True)
+    save_agent(first, setup.out / name / "half", half=True)
     totals = {key: sum(result[key] for result in results) for key in ("seconds", "images")}
     return first, {"name": name, **totals, "members": members, "settings": dataclasses.asdict(config)}
 
@@ -213,7 +216,7 @@ def main() -> None:
     given = arguments.teacher or (arguments.init if base.teacher is not None else "fine-tune")
     teacher = get_teacher(base, given, arguments.init, arguments.out, train_scenes, val_scenes)
     results = []
-    source = (arguments.data, arguments.init)
+    setup = Setup(arguments.data, arguments.init, teacher, data, arguments.out)
     for trial, changes in trials.items():
         for agent_name in arguments.agents:
             recipe = arguments.dataset if agent_name == "learned" else f"{arguments.dataset}-{agent_name}"
@@ -222,9 +225,7 @@ def main() -> None:
             config = configure(recipe, classes, merged, arguments.workers)
             name = "-".join(part for part in (agent_name, trial) if part)
             frozen = merged.get("core", {}).get("frozen", "")
-            agent, result = train_members(
-                name, config, source, teacher, arguments.out, data, arguments.members, frozen
-            )
+            agent, result = train_members(name, config, setup, arguments.members, frozen)
             own = {"handover": agent.config.handover, "mirrored": agent.config.mirrored}
             for view, settings in views.items():
                 if "handover" in settings and agent.config.policy != "learned":

@@ -8,7 +8,7 @@ import torch
 import tyro
 
 from stam import distributed
-from stam.cli.parsing import next_command, parse
+from stam.cli.parsing import next_command, parse, require_handover_fits
 from stam.cli.processes import processes
 from stam.config import AgentConfig, require, require_choice
 from stam.errors import StamError
@@ -109,10 +109,7 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
     if given.view != "own":
         agent.configure(mirrored=given.view == "mirrored")
     policy = given.policy or own.policy
-    require(
-        given.handover is None or policy == "learned",
-        f"--handover is for the learned policy: the {policy} policy has nothing to hand over",
-    )
+    require_handover_fits(given.handover, policy)
     require(
         not given.store or policy == own.policy,
         f"--store keeps what is fitted for the agent's own policy, {own.policy}: leave out --policy {policy}",

@@ -13,7 +13,14 @@ from stam import distributed
 from stam.agent import Agent
 from stam.cli.data import open_data
 from stam.cli.logging import tensorboard_logger
-from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
+from stam.cli.parsing import (
+    next_command,
+    parse,
+    require_handover_fits,
+    require_out,
+    split_positionals,
+    wants_help,
+)
 from stam.cli.processes import processes
 from stam.config import AgentConfig, require
 from stam.data import Scenes, SplitRecord
@@ -119,10 +126,7 @@ def begin(parsed: Arguments, recipe: str, out: Path) -> None:
     check_machine(config)
     splits = open_data(config.data)
     config = dataclasses.replace(config, agent=with_classes(config.agent, splits.train.classes))
-    require(
-        config.agent.handover is None or config.agent.policy == "learned",
-        f"--handover is for the learned policy: the {config.agent.policy} policy has nothing to hand over",
-    )
+    require_handover_fits(config.agent.handover, config.agent.policy)
     require_batches(len(splits.train), config.training.batch_size, "--batch-size")
     torch.manual_seed(config.training.seed)
     agent = start_agent(config.init, config.agent, config.class_indices)

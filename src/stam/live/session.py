@@ -426,15 +426,13 @@ def _next_locations(updates: Sequence[Update], state: Float[Tensor, "sessions fe
     if updates[0].num_glimpses == agent.grid.num_locations:
         return chosen
     blocked = blocked_locations([update.snapshot for update in updates], agent).to(state.device)
-    together: dict[object, list[int]] = {}
+    together: dict[object, tuple[Policy, list[int]]] = {}
     for row, update in enumerate(updates):
         policy = update.session.policy.at(update.num_glimpses)  # what was missed has not been seen
         shared = isinstance(policy, (GreedyPolicy, OrderPolicy))
-        together.setdefault(policy if shared else update.session, []).append(row)
-    for rows in together.values():
-        session = updates[rows[0]].session
-        policy = session.policy.at(updates[rows[0]].num_glimpses)
-        places = policy.choose(state[rows], blocked[rows], session.generator)
+        together.setdefault(policy if shared else update.session, (policy, []))[1].append(row)
+    for policy, rows in together.values():
+        places = policy.choose(state[rows], blocked[rows], updates[rows[0]].session.generator)
         for row, place in zip(rows, places.tolist(), strict=True):
             chosen[row] = place
     return chosen
