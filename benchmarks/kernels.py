@@ -46,8 +46,15 @@ def ways(**values: tuple[int, ...]) -> list[dict[str, int]]:
 
 def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, int, Any, Any]]:
     """Returns for each kernel its name, a launch, the bytes it moves, its settings and ways to set them."""
-    from stam.kernels import attention, embedding, gelu, location_sums, residual, sums  # they need Triton
-    from stam.kernels import rows as row_kernels
+    from stam.fast.kernels import (  # they need Triton
+        attention,
+        embedding,
+        gelu,
+        location_sums,
+        residual,
+        sums,
+    )
+    from stam.fast.kernels import rows as row_kernels
 
     rows, width, heads = batch * tokens, config.width, config.num_heads
     hidden = int(width * config.mlp_ratio)

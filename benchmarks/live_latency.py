@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import stam
-from stam.agent import Memory
 from stam.live import SessionPool
 from stam.live.session import Session, by_count, settle
+from stam.model.agent import Memory
 
 
 def build(size: str) -> stam.Agent:
@@ -107,7 +107,7 @@ def onnx(agent: stam.Agent, repeats: int) -> list[dict]:
     """One step of one session at several counts of glimpses."""
     import onnxruntime
 
-    from stam.export import StepGraph, export_onnx
+    from stam.integrations.onnx import StepGraph, export_onnx
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "agent.onnx"

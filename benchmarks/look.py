@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 import stam
-from stam.benchmark import plain_encode, seconds
+from stam.evaluation.speed import plain_encode, seconds
 
 
 @torch.no_grad()

@@ -26,7 +26,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from stam.benchmark import (
+from stam.config import AgentConfig
+from stam.evaluation.early_exit import synchronise
+from stam.evaluation.speed import (
     TrainingSpeed,
     look_speed,
     loss_agreement,
@@ -35,11 +37,9 @@ from stam.benchmark import (
     random_batch,
     training_speed,
 )
-from stam.config import AgentConfig
-from stam.evaluation.early_exit import synchronise
-from stam.loop import Place
+from stam.learning.loop import Place
+from stam.learning.training import AgentLearner
 from stam.settings import RunConfig, TrainingConfig
-from stam.training import AgentLearner
 
 KINDS = {  # of kernels, by name; the first that fits counts
     "attention": r"^_attention|sdpa|flash|fmha",
@@ -111,7 +111,7 @@ def scaling(given: argparse.Namespace) -> Any:
 
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
     """Draws images a second and memory against batch and glimpses."""
-    from stam.figures import speed, to_bytes  # needs the extra `figures`
+    from stam.show.figures import speed, to_bytes  # needs the extra `figures`
 
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(to_bytes(speed.training_speed([TrainingSpeed(**row) for row in rows]), "png"))

@@ -12,7 +12,7 @@ import numpy as np
 
 import stam
 from stam.data import ClutteredDigits
-from stam.sensor import CallbackSensor
+from stam.scene.sensor import CallbackSensor
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from stam.data import Splits, Subset, open_scenes
-from stam.recipes import get_recipe, vary
-from stam.runs import RunFolder
-from stam.sources import open_teacher, start_agent
-from stam.training import train
-from stam.validation import validate
+from stam.learning.recipes import get_recipe, vary
+from stam.learning.runs import RunFolder
+from stam.learning.training import train
+from stam.learning.validation import validate
+from stam.weights.locate import open_teacher, start_agent
 
 
 def run_one(task: dict[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from stam.evaluation import load_evaluation
-from stam.figures import evaluation_figures, to_bytes
-from stam.figures.style import LIGHT, LINES, PAGE, SMALL, dress, legend, new_figure
+from stam.show.figures import evaluation_figures, to_bytes
+from stam.show.figures.style import LIGHT, LINES, PAGE, SMALL, dress, legend, new_figure
 
 # measured once with the authors' code: glimpses and accuracy in %
 AUTHORS = {

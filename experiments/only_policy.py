@@ -27,19 +27,19 @@ from torch import Tensor
 from who_chooses import agent_parser
 
 import stam
-from stam.agent import Actor, Agent
 from stam.data import BatchLoader, RawBatch, Subset, TrainingView, batches, open_scenes
 from stam.data.augment import Augment
 from stam.data.randomness import random_order
-from stam.episode import rollout
-from stam.loop import Plan
-from stam.objective import Objective, ValueNormaliser, kl_divergence
-from stam.optimisation import autocast, make_optimiser
-from stam.policy import SampledPolicy, perturbed, random_locations, unseen_candidates
-from stam.recipes import get_recipe
-from stam.recording import RecordedFunction
+from stam.fast.cuda_graph import RecordedFunction
+from stam.learning.loop import Plan
+from stam.learning.objective import Objective, ValueNormaliser, kl_divergence
+from stam.learning.optimisation import autocast, make_optimiser
+from stam.learning.recipes import get_recipe
+from stam.model.agent import Actor, Agent
+from stam.model.episode import rollout
+from stam.model.policy import SampledPolicy, perturbed, random_locations, unseen_candidates
+from stam.model.teacher import Teacher
 from stam.settings import cosine
-from stam.teacher import Teacher
 
 SHOWN = (2, 3, 4, 5, 6, 8, 10, 12, 16, 21)
 TRIALS = {

@@ -22,12 +22,12 @@ from torch import Tensor
 
 import stam
 from stam.data import ClutteredDigits
-from stam.objective import kl_divergence
-from stam.optimisation import choose_device, parameter_groups
-from stam.pixels import normalise
+from stam.learning.objective import kl_divergence
+from stam.learning.optimisation import choose_device, parameter_groups
+from stam.model.teacher import Teacher
+from stam.model.vit import VisionTransformer
+from stam.scene.pixels import normalise
 from stam.settings import cosine
-from stam.teacher import Teacher
-from stam.vit import VisionTransformer
 from stam.weights import load_deit, read_state_dict, save_agent, save_teacher
 
 SIZES: dict[str, Any] = {"image_size": 56, "glimpse_size": 8, "patch_size": 4}

@@ -26,19 +26,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from stam.agent import Agent
 from stam.config import from_plain, to_plain
 from stam.data import CachedScenes, Scenes, Splits, Subset, open_scenes
 from stam.data.randomness import random_order
 from stam.evaluation import EvaluationPlan, evaluate
-from stam.finetuning import build_student, finetune, whole_image_accuracy
-from stam.recipes import get_recipe
-from stam.runs import RunFolder
+from stam.learning.finetuning import build_student, finetune, whole_image_accuracy
+from stam.learning.recipes import get_recipe
+from stam.learning.runs import RunFolder
+from stam.learning.training import plan, train
+from stam.model.agent import Agent
+from stam.model.teacher import Teacher
 from stam.settings import DataConfig, RunConfig
-from stam.sources import open_teacher, start_agent
-from stam.teacher import Teacher
-from stam.training import plan, train
 from stam.weights import save_agent
+from stam.weights.locate import open_teacher, start_agent
 
 SHOWN = (1, 2, 3, 5, 8, 12, 16, 21)
 

@@ -18,13 +18,13 @@ from torch import Tensor
 from who_chooses import agent_parser, view_scenes
 
 import stam
-from stam.agent import Agent
 from stam.data import open_scenes
 from stam.data.randomness import random_order
-from stam.episode import ensemble_log_probabilities
-from stam.objective import kl_divergence
-from stam.policy import SampledPolicy, random_locations
-from stam.teacher import Teacher
+from stam.learning.objective import kl_divergence
+from stam.model.agent import Agent
+from stam.model.episode import ensemble_log_probabilities
+from stam.model.policy import SampledPolicy, random_locations
+from stam.model.teacher import Teacher
 
 BATCH = 50
 DISCOUNTS = (0.0, 0.5, 0.7, 0.9, 1.0)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 import stam
-from stam.agent import Agent
 from stam.data import EvaluationView, Scenes, Subset, open_scenes
 from stam.data.randomness import random_order
 from stam.evaluation import EvaluationPlan, evaluate
-from stam.pixels import normalise
+from stam.model.agent import Agent
+from stam.scene.pixels import normalise
 
 CHOOSERS = ("learned", "plus", "spiral", "centre-out", "random")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import randomise, tiny_config
+from agents import randomise, tiny_config
 from PIL import Image
 
 import stam
 from stam.evaluation import Evaluation, EvaluationPlan, Example, collect_examples, evaluate, reader_for
-from stam.teacher import Teacher
-from stam.vit import VisionTransformer
+from stam.model.teacher import Teacher
+from stam.model.vit import VisionTransformer
 from stam.weights import save_agent, save_teacher
 
 CLASSES = ("ash", "birch", "cedar", "elm", "fir")

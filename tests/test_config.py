@@ -1,5 +1,5 @@
 import pytest
-from conftest import tiny_config
+from agents import tiny_config
 
 from stam.config import AgentConfig
 from stam.errors import ConfigError, StamError, did_you_mean, require_package

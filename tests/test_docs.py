@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from stam import cli
 from stam.data import digits
-from stam.vit import VisionTransformer
+from stam.model.vit import VisionTransformer
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/stam/assets/*/README.md")]

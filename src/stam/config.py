@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from stam.errors import ConfigError, did_you_mean
-from stam.grid import Grid, Size
+from stam.scene.grid import Grid, Size
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from stam.config import AgentConfig, require, require_choice, require_sensible_numbers
 from stam.data.augment import AugmentConfig
-from stam.objective import CONSISTENCY, REWARDS, Objective
+from stam.learning.objective import CONSISTENCY, REWARDS, Objective
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from stam.benchmark import LookSpeed, TrainingSpeed, look_speed, peak_tera_flops, training_speed
 from stam.cli.parsing import next_command, parse, split_positionals
 from stam.config import CORE_SIZES, require, require_choice
 from stam.errors import ConfigError
-from stam.optimisation import choose_device
-from stam.runs import save_content, versions
+from stam.evaluation.speed import LookSpeed, TrainingSpeed, look_speed, peak_tera_flops, training_speed
+from stam.learning.optimisation import choose_device
+from stam.learning.runs import save_content, versions
 
 # (batch, glimpses) that take seconds on such a machine
 _ON_GPU = {"tiny": (600, 21), "small": (1024, 21), "base": (256, 21)}
@@ -87,8 +87,8 @@ def run(arguments: list[str]) -> None:
         looked.append(look_speed(size, together, most, str(device), rounds=parsed.batches))
         _say(_look_row(looked[-1]))
     if parsed.plot is not None:
-        from stam.figures import speed as drawing  # needs the extra `figures`
-        from stam.figures import to_bytes
+        from stam.show.figures import speed as drawing  # needs the extra `figures`
+        from stam.show.figures import to_bytes
 
         save_content(parsed.plot, to_bytes(drawing.training_speed(trained), parsed.plot.suffix[1:]))
     if parsed.json:

@@ -11,7 +11,7 @@ from stam.cli.parsing import next_command, parse
 from stam.config import require
 from stam.errors import StamError, did_you_mean, require_package
 from stam.evaluation import Comparison, compare, load_evaluation
-from stam.runs import save_content
+from stam.learning.runs import save_content
 
 KINDS = (".html", ".md", ".csv", ".json")
 
@@ -77,7 +77,7 @@ def run(arguments: list[str]) -> None:
         save_content(path, rendered(comparison, path.suffix))
         print(f"wrote {path}", file=sys.stderr)
     if given.figures is not None:
-        from stam.figures import comparison_figures, save_figures
+        from stam.show.figures import comparison_figures, save_figures
 
         save_figures(comparison_figures(comparison), given.figures, progress=True)
         print(f"wrote {given.figures}", file=sys.stderr)
@@ -91,7 +91,7 @@ def run(arguments: list[str]) -> None:
 def rendered(comparison: Comparison, suffix: str) -> str:
     """Returns a comparison as a page, a table or numbers."""
     if suffix == ".html":
-        from stam.report import comparison_report
+        from stam.show.report import comparison_report
 
         return comparison_report(comparison)
     if suffix == ".json":

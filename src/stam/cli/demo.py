@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 import stam
-from stam.agent import Agent
 from stam.cli import train
 from stam.cli.parsing import next_command, parse
 from stam.config import require
 from stam.data import ClutteredDigits, Scenes, open_scenes
-from stam.drawing import Story, save_gif, save_strip
-from stam.pixels import normalise
-from stam.runs import RunFolder
+from stam.learning.runs import RunFolder
+from stam.learning.validation import validate
+from stam.model.agent import Agent
+from stam.scene.pixels import normalise
 from stam.settings import RunConfig
-from stam.validation import validate
+from stam.show.pictures import Story, save_gif, save_strip
 
 POLICIES = ("learned", "random", "plus", "spiral")
 SHOWN_GLIMPSES = 14

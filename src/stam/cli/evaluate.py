@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 import tyro
 
-from stam import distributed
 from stam.cli.parsing import next_command, parse, require_handover_fits
 from stam.cli.processes import processes
 from stam.config import AgentConfig, require, require_choice
@@ -25,6 +24,7 @@ from stam.evaluation import (
     save_examples,
 )
 from stam.evaluation.opening import EVALUATION_FILE, EXAMPLES_FILE
+from stam.learning import distributed
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import tyro
 from stam.cli.parsing import next_command, parse
 from stam.config import require
 from stam.errors import StamError
-from stam.export import TOLERANCE, check_parity, export_onnx
+from stam.integrations.onnx import TOLERANCE, check_parity, export_onnx
 from stam.weights import load
 
 

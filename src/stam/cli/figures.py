@@ -16,7 +16,7 @@ from stam.config import require_choice
 from stam.errors import StamError, require_package
 from stam.evaluation import load_evaluation, load_examples
 from stam.evaluation.opening import EVALUATION_FILE, REPORT_FILE, find_agent
-from stam.runs import save_content
+from stam.learning.runs import save_content
 from stam.weights import MODEL_FILE
 
 KINDS = ("png", "svg", "pdf")
@@ -45,8 +45,8 @@ def run(arguments: list[str]) -> None:
     for kind in given.kinds:
         require_choice("kind", kind, KINDS)
     require_package("matplotlib", extra="figures")
-    from stam.figures import evaluation_figures, example_figures, save_figures, scenes
-    from stam.report import run_report
+    from stam.show.figures import evaluation_figures, example_figures, save_figures, scenes
+    from stam.show.report import run_report
 
     path = evaluated(given.run, given.evaluation)
     evaluation = load_evaluation(path)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from stam.errors import require_package
-from stam.loop import MetricLogger
+from stam.learning.loop import MetricLogger
 
 
 def tensorboard_logger(folder: Path) -> MetricLogger:

@@ -13,16 +13,16 @@ import tyro
 from PIL import Image
 from tqdm import tqdm
 
-from stam.agent import Agent
 from stam.cli.parsing import next_command, parse
 from stam.config import require
 from stam.data import decode_image
 from stam.data.folder import image_files
-from stam.drawing import Story, save_gif, save_strip
 from stam.errors import DataError, StamError
+from stam.learning.runs import recorded_resize_size
 from stam.live import LiveStep, Session, look_through, scene_view
-from stam.runs import recorded_resize_size
-from stam.sensor import ImageSensor
+from stam.model.agent import Agent
+from stam.scene.sensor import ImageSensor
+from stam.show.pictures import Story, save_gif, save_strip
 from stam.weights import load
 
 _BATCH = 32

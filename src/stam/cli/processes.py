@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from stam import distributed
 from stam.config import require
-from stam.optimisation import choose_device
+from stam.learning import distributed
+from stam.learning.optimisation import choose_device
 
 
 @contextmanager

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 import tyro
 
-from stam.agent import Agent
 from stam.cli.parsing import next_command, parse
 from stam.cli.predict import open_agent
 from stam.config import require
 from stam.errors import require_package
+from stam.model.agent import Agent
 
 _SMALL_AGENT = 4_000_000  # parameters; below, a second thread costs more than it gives (docs/live.md)
 

@@ -9,7 +9,6 @@ from typing import Annotated
 import torch
 import tyro
 
-from stam import distributed
 from stam.cli.data import open_data
 from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
@@ -24,10 +23,11 @@ from stam.cli.train import (
     with_classes,
 )
 from stam.config import AgentConfig
-from stam.finetuning import build_student, finetune
-from stam.optimisation import choose_device
-from stam.recipes import get_recipe
-from stam.runs import RunFolder
+from stam.learning import distributed
+from stam.learning.finetuning import build_student, finetune
+from stam.learning.optimisation import choose_device
+from stam.learning.recipes import get_recipe
+from stam.learning.runs import RunFolder
 from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
 
 

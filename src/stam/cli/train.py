@@ -9,8 +9,6 @@ from typing import Annotated
 import torch
 import tyro
 
-from stam import distributed
-from stam.agent import Agent
 from stam.cli.data import open_data
 from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import (
@@ -25,15 +23,17 @@ from stam.cli.processes import processes
 from stam.config import AgentConfig, require
 from stam.data import Scenes, SplitRecord
 from stam.errors import ConfigError
-from stam.finetuning import Student, build_student, finetune
-from stam.loop import Plan
-from stam.optimisation import choose_device
-from stam.recipes import RECIPES, get_recipe
-from stam.runs import RunError, RunFolder
+from stam.learning import distributed
+from stam.learning.finetuning import Student, build_student, finetune
+from stam.learning.loop import Plan
+from stam.learning.optimisation import choose_device
+from stam.learning.recipes import RECIPES, get_recipe
+from stam.learning.runs import RunError, RunFolder
+from stam.learning.training import train
+from stam.model.agent import Agent
+from stam.model.teacher import Teacher, require_features
 from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
-from stam.sources import open_teacher, start_agent
-from stam.teacher import Teacher, require_features
-from stam.training import train
+from stam.weights.locate import open_teacher, start_agent
 
 DEFAULT_RECIPE = "digits"
 DEFAULT_FOR_IMAGES = "tiny"

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stam import distributed
 from stam.config import IMAGENET_MEAN, IMAGENET_STD, require, require_choice, require_sensible_numbers
 from stam.data import randaugment
 from stam.data.randomness import random_words
 from stam.data.resample import resample, resize_and_centre_crop
-from stam.grid import Size, as_pair
-from stam.pixels import normalise
+from stam.learning import distributed
+from stam.scene.grid import Size, as_pair
+from stam.scene.pixels import normalise
 from stam.shapes import Float, Int, UInt8
 
 _CPU_PART = 16  # images

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from stam.data.scenes import Scenes, prepare_for_evaluation
 from stam.errors import DataError, StamError
-from stam.grid import Size
+from stam.scene.grid import Size
 from stam.shapes import Int, UInt8
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stam.data.resample import move_rows, rotate_about_centre, to_bytes
-from stam.pixels import to_device
+from stam.scene.pixels import to_device
 from stam.shapes import Bool, Float, Int, UInt8
 
 MAX_MAGNITUDE = 10.0

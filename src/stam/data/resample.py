@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stam.config import require
-from stam.grid import Size, as_pair
-from stam.pixels import to_device
+from stam.scene.grid import Size, as_pair
+from stam.scene.pixels import to_device
 from stam.shapes import Bool, Int, UInt8
 
 _DENSE_BYTES = 1 << 28  # room for a batch in floating point; a larger one is done in parts

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from stam.errors import DataError, did_you_mean
-from stam.grid import Size, as_pair
+from stam.scene.grid import Size, as_pair
 from stam.shapes import Int, UInt8
 
 _MOST_PIXELS = 50_000_000  # of an image made larger only to keep its middle

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stam import distributed
-from stam.episode import Trace, ensemble_log_probabilities
 from stam.evaluation.outcomes import Outcomes
 from stam.evaluation.results import Calibration, Reliability, floats
+from stam.learning import distributed
+from stam.model.episode import Trace, ensemble_log_probabilities
 from stam.shapes import Float, Int
 
 NUM_BINS = 15

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import torch
 
-from stam.agent import Agent
 from stam.config import AgentConfig
-from stam.episode import rollout
 from stam.evaluation.early_exit import device_name, synchronise
 from stam.evaluation.results import Cost, Latency
-from stam.policy import GreedyPolicy, HandoverPolicy, Policy
+from stam.model.agent import Agent
+from stam.model.episode import rollout
+from stam.model.policy import GreedyPolicy, HandoverPolicy, Policy
 
 BATCH_SIZES = (1, 64)
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from stam.config import require
-from stam.episode import Looker, require_num_glimpses
 from stam.evaluation.results import ExitTiming, Operation, Sweep, ThresholdFit, floats
 from stam.evaluation.scenes import SceneOrders
-from stam.policy import Policy
+from stam.model.episode import Looker, require_num_glimpses
+from stam.model.policy import Policy
 from stam.shapes import Bool, Float, Int
 
 # Even steps, and finer ones where a sure agent's confidences crowd.

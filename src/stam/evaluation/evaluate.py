@@ -11,12 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stam import distributed
-from stam.agent import Agent, evaluating
 from stam.config import require, require_choice
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes
-from stam.episode import Trace, require_num_glimpses
 from stam.errors import DataError, StamError, did_you_mean
 from stam.evaluation.calibration import TemperatureSearch, describe_calibration
 from stam.evaluation.cost import measure_cost
@@ -42,13 +39,16 @@ from stam.evaluation.scenes import (
     policy_for,
 )
 from stam.evaluation.whole_image import describe_whole_image, whole_image_ranks
-from stam.optimisation import autocast
-from stam.policy import ORDERS, Policy
-from stam.recording import RecordedLook
-from stam.runs import versions
+from stam.fast.cuda_graph import RecordedLook
+from stam.learning import distributed
+from stam.learning.optimisation import autocast
+from stam.learning.runs import versions
+from stam.model.agent import Agent, evaluating
+from stam.model.episode import Trace, require_num_glimpses
+from stam.model.policy import ORDERS, Policy
+from stam.model.teacher import Teacher
 from stam.settings import PRECISIONS
 from stam.shapes import Int
-from stam.teacher import Teacher
 
 POLICIES = ("learned", "random", *ORDERS)
 

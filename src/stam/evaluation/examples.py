@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stam.agent import Agent
 from stam.data.randomness import random_order
-from stam.episode import Trace
 from stam.errors import StamError
 from stam.evaluation.scenes import LooksAtScenes, SceneReader, first_locations, policy_for
-from stam.grid import Grid
+from stam.learning.runs import save_content
 from stam.live import location_probabilities
-from stam.runs import save_content
+from stam.model.agent import Agent
+from stam.model.episode import Trace
+from stam.scene.grid import Grid
 from stam.shapes import Float, Int, UInt8
 
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from stam.agent import Agent
 from stam.config import require
 from stam.data.checking import check_images
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes, Subset
 from stam.data.sources import open_for_evaluation
 from stam.errors import StamError, WeightsError
-from stam.runs import RunFolder, recorded_resize_size
+from stam.learning.runs import RunFolder, recorded_resize_size
+from stam.model.agent import Agent
+from stam.model.teacher import Teacher
 from stam.settings import RunConfig
-from stam.sources import open_teacher
-from stam.teacher import Teacher
 from stam.weights import is_agent_folder, load_agent, save_agent
+from stam.weights.locate import open_teacher
 
 EVALUATION_FILE = "evaluation.json"
 EXAMPLES_FILE = "examples.npz"

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stam import distributed
-from stam.episode import Trace, ensemble_log_probabilities
 from stam.errors import StamError
 from stam.evaluation.results import Accuracy, Curve, Locations, Readout
+from stam.learning import distributed
+from stam.model.episode import Trace, ensemble_log_probabilities
 from stam.shapes import Bool, Float, Int
 
 TOP = 5  # the k of top-k accuracy

@@ -10,8 +10,8 @@ import numpy as np
 
 from stam.config import from_plain, to_plain
 from stam.errors import ConfigError, StamError
-from stam.grid import Grid
-from stam.runs import save_content
+from stam.learning.runs import save_content
+from stam.scene.grid import Grid
 from stam.shapes import Float
 
 FORMAT = "stam-evaluation"

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from stam import distributed
 from stam.config import IMAGENET_MEAN, IMAGENET_STD
 from stam.data.loader import BatchLoader, EvaluationView
 from stam.data.randomness import random_words
 from stam.data.sampler import evaluation_indices
 from stam.data.scenes import Scenes
-from stam.episode import Trace
-from stam.grid import Grid
-from stam.pixels import normalise
-from stam.policy import Decision, Policy
+from stam.learning import distributed
+from stam.model.episode import Trace
+from stam.model.policy import Decision, Policy
+from stam.scene.grid import Grid
+from stam.scene.pixels import normalise
 from stam.shapes import Bool, Float, Int, UInt8
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from stam.evaluation.outcomes import TOP, true_rank
 from stam.evaluation.results import LowResolution, WholeImage
-from stam.grid import Grid
+from stam.model.teacher import Teacher
+from stam.scene.grid import Grid
 from stam.shapes import Float, Int
-from stam.teacher import Teacher
 
 
 def low_resolution_size(grid: Grid, num_glimpses: int) -> tuple[int, int]:

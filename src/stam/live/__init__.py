@@ -2,7 +2,6 @@
 
 from stam.live.pool import PoolFullError, SessionPool, UnknownSessionError
 from stam.live.saving import load_session, save_session
-from stam.live.scene import Window, WindowSensor, look_through, scene_view, windows
 from stam.live.session import (
     LiveLooker,
     LiveStep,
@@ -10,6 +9,7 @@ from stam.live.session import (
     location_probabilities,
     observe_all,
 )
+from stam.scene.windows import Window, WindowSensor, look_through, scene_view, windows
 
 __all__ = [
     "LiveLooker",

@@ -13,9 +13,9 @@ import torch
 
 from stam.config import require
 from stam.errors import StamError
-from stam.grid import Location
 from stam.live.session import LiveLooker, LiveStep, Session, Update, by_count, settle
-from stam.policy import Policy
+from stam.model.policy import Policy
+from stam.scene.grid import Location
 
 
 class UnknownSessionError(StamError, KeyError):

@@ -12,7 +12,7 @@ from torch import Tensor
 from stam.config import AgentConfig, from_plain, to_plain
 from stam.errors import StamError, WeightsError
 from stam.live.session import LiveLooker, Session
-from stam.policy import Policy
+from stam.model.policy import Policy
 
 FORMAT = "stam-session"
 FORMAT_VERSION = "1.0"

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stam.config import AgentConfig, require
-from stam.episode import Looker
 from stam.errors import SensorError, StamError
-from stam.grid import Location
-from stam.policy import (
+from stam.model.episode import Looker
+from stam.model.policy import (
     GreedyPolicy,
     HandoverPolicy,
     OrderPolicy,
@@ -22,7 +21,8 @@ from stam.policy import (
     SampledPolicy,
     random_locations,
 )
-from stam.sensor import Sensor, as_pixels
+from stam.scene.grid import Location
+from stam.scene.sensor import Sensor, as_pixels
 from stam.shapes import Bool, Float
 
 FINAL_TAU = 4.0  # the paper's tau when training ends

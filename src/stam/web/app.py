@@ -17,9 +17,9 @@ from fastapi.staticfiles import StaticFiles
 from PIL import Image
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from stam.agent import Agent
 from stam.errors import StamError
 from stam.live import PoolFullError, Session, SessionPool, UnknownSessionError, scene_view
+from stam.model.agent import Agent
 from stam.web.limits import BodyLimit, KnownHosts, Limits, SameOrigin, SecurityHeaders
 from stam.web.scenes import (
     SampleScene,

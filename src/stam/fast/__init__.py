@@ -1,0 +1,1 @@
+"""The same numbers as `stam.model`, computed sooner."""

@@ -1,0 +1,1 @@
+"""Bridges to other software: ONNX and Gymnasium."""

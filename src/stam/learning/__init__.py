@@ -1,0 +1,1 @@
+"""Losses, training loops, run folders and recipes."""

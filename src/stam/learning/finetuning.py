@@ -1,0 +1,234 @@
+"""Fine-tuning a whole-image teacher, with DeiT's settings.
+
+Label smoothing, mixup or CutMix (one of them for each batch), random erasing, drop-path, AdamW with a linear
+rise and a cosine. The teacher of a run is the checkpoint that does best on the validation images.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stam.config import AgentConfig
+from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, batches
+from stam.data.augment import Augment
+from stam.data.mixing import erase, mix, smooth_targets
+from stam.data.randomness import random_key
+from stam.errors import ConfigError, require_package
+from stam.fast import kernels
+from stam.learning import distributed
+from stam.learning.loop import (
+    Learner,
+    Meter,
+    MetricLogger,
+    Place,
+    Plan,
+    host_random,
+    num_workers,
+    restore,
+    run_loop,
+)
+from stam.learning.optimisation import autocast, choose_device, gradients, make_optimiser, restore_optimiser
+from stam.learning.runs import RunFolder
+from stam.model.teacher import Teacher
+from stam.model.vit import VisionTransformer
+from stam.scene.pixels import normalise
+from stam.settings import DataConfig, TeacherConfig
+from stam.weights import MODEL_FILE, adapt_deit, load_teacher_folder, save_teacher
+from stam.weights.locate import locate
+
+Student = tuple[nn.Module, dict[str, Any]]  # a model to fine-tune, and the record to build it again from
+
+
+def build_student(
+    config: TeacherConfig,
+    agent: AgentConfig,
+    init: str,
+    labels: tuple[str, ...],
+    class_indices: tuple[int, ...] | None = None,
+) -> Student:
+    """Returns the model to fine-tune, and the record from which it can be built again.
+
+    Args:
+        config: Which model.
+        agent: Image size, and the architecture where nothing is given to start from.
+        init: Where it starts: a weights file, a run, `package:NAME`, `hub:NAME`, or `none`.
+        labels: Class names.
+        class_indices: Rows of the file's classifier to keep.
+    """
+    record: dict[str, Any] = {"labels": list(labels), "image_size": list(agent.grid.image_size)}
+    if config.model != "deit":
+        name = config.model.removeprefix("timm:")
+        timm = require_package("timm", extra="timm")
+        try:
+            model = timm.create_model(name, num_classes=len(labels), pretrained=init != "none")
+        except RuntimeError as error:
+            raise ConfigError(f"timm has no model '{name}' to give: {str(error).splitlines()[0]}") from error
+        return model, record | {"timm": name}
+    settings: dict[str, Any] = {
+        "width": agent.width,
+        "depth": agent.depth,
+        "num_heads": agent.num_heads,
+        "mlp_ratio": agent.mlp_ratio,
+        "channels": agent.channels,
+        "distilled": False,
+    }
+    state: Mapping[str, Tensor] | None = None
+    if init != "none":
+        path = locate(init)
+        source = path / MODEL_FILE if path.is_dir() else path
+        state, settings = adapt_deit(
+            source, len(labels), class_indices, image_size=agent.image_size, num_heads=agent.num_heads
+        )
+    grid = agent.grid
+    model = VisionTransformer(
+        num_classes=len(labels),
+        patch_size=grid.patch_size,
+        image_patches=grid.image_patches,
+        drop_path=config.drop_path,
+        **settings,
+    )
+    if state is not None:
+        model.load_state_dict(dict(state))
+    return model, record | {"vit": settings | {"patch_size": list(grid.patch_size)}}
+
+
+def finetune(
+    run: RunFolder,
+    config: TeacherConfig,
+    data: DataConfig,
+    agent: AgentConfig,
+    model: nn.Module,
+    record: dict[str, Any],
+    train_scenes: Scenes,
+    val_scenes: Scenes,
+    resume: bool = False,
+    how_to_resume: str = "",
+    loggers: tuple[MetricLogger, ...] = (),
+) -> Teacher:
+    """Fine-tunes a model in a run folder and returns the best teacher.
+
+    Args:
+        run: Where metrics, checkpoints and state go.
+        config: How.
+        data: Loading and augmentation.
+        agent: Image size and normalisation.
+        model: What `build_student` returned.
+        record: Likewise.
+        train_scenes: What to learn from.
+        val_scenes: What to choose the best checkpoint by.
+        resume: Whether to go on from the run's saved state.
+        how_to_resume: The command to show when interrupted.
+        loggers: Called with every epoch's metrics.
+
+    Raises:
+        Interrupted: Ctrl-C; the state was saved and `resume` goes on from it.
+    """
+    learner = TeacherLearner(config, data, agent, model, record, val_scenes)
+    if resume:
+        restore(learner, run)
+    plan = Plan(len(train_scenes), config.epochs, config.batch_size, 1.0, config.seed)
+    run_loop(learner, run, plan, train_scenes, data, "teacher", 10.0, how_to_resume, loggers)
+    teacher, _ = load_teacher_folder(run.path / "best")
+    return teacher
+
+
+class TeacherLearner(Learner):
+    """A whole-image classifier being fine-tuned."""
+
+    def __init__(
+        self,
+        config: TeacherConfig,
+        data: DataConfig,
+        agent: AgentConfig,
+        model: nn.Module,
+        record: dict[str, Any],
+        val_scenes: Scenes,
+    ) -> None:
+        self.config, self.data, self.agent, self.record = config, data, agent, record
+        self.device = choose_device(config.device)
+        self.model = model.to(self.device).train()
+        self.val_scenes = val_scenes
+        self.rates = {"model": torch.zeros((), device=self.device)}
+        parts = {"model": model.named_parameters()}
+        self.optimiser = make_optimiser(parts, config.weight_decay, self.rates)
+        self.augment = Augment(data.augment, agent.grid.image_size, agent.mean, agent.std)
+        self.meter = Meter()
+
+    def train_batch(self, place: Place, raw: RawBatch) -> None:
+        """Takes one optimiser step."""
+        config = self.config
+        seed = (config.seed, place.epoch, place.batch)
+        images = self.augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed)
+        labels = raw.labels.to(self.device, non_blocking=True)
+        host = host_random("mixing", *seed)
+        generator = torch.Generator(self.device).manual_seed(random_key("batch", *seed) >> 1)
+        targets = smooth_targets(labels, len(self.record["labels"]), config.smoothing)
+        images, targets = mix(images, targets, config.mixup, config.cutmix, host)
+        images = erase(images, config.erasing, host, generator)
+        self.rates["model"].fill_(config.learning_rate(place.epoch))
+        self.model.train()
+        with autocast(self.device, config.precision), kernels.switched(config.compile):
+            logits = self._logits(images, generator)
+            loss = torch.stack([F.cross_entropy(part.float(), targets) for part in logits]).mean()
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        distributed.average(gradients(self.optimiser))
+        self.optimiser.step()
+        self.meter.add({"supervised": loss})
+
+    def _logits(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        if isinstance(self.model, VisionTransformer):
+            masks = self.model.sample_drop_path(len(images), generator)
+            return self.model.classify_images(images, masks)
+        return (self.model(images),)
+
+    def end_epoch(self, epoch: int) -> dict[str, Any]:
+        """Returns the mean loss, and the accuracy when a validation is due."""
+        metrics: dict[str, Any] = {"lr/model": self.config.learning_rate(epoch)}
+        metrics |= {f"loss/{name}": mean for name, mean in self.meter.means().items()}
+        if self.validates_after(epoch, self.config.validate_every, self.config.epochs):
+            teacher = Teacher(self.model, len(self.record["labels"]))
+            metrics["val/score"] = whole_image_accuracy(teacher, self.agent, self.data, self.val_scenes)
+            self.model.requires_grad_(True)
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that changes while training."""
+        return {
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "meter": self.meter.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to a saved state."""
+        self.model.load_state_dict(state["model"])
+        restore_optimiser(self.optimiser, state["optimiser"], self.rates)
+        self.meter.sums = {name: value.to(self.device) for name, value in state["meter"].items()}
+
+    def save(self, folder: Path) -> None:
+        """Saves the teacher for use."""
+        save_teacher(self.model, folder, self.record)
+
+    def progress(self, metrics: dict[str, Any]) -> dict[str, str]:
+        """Returns the loss and the accuracy."""
+        shown = {"loss": f"{metrics['loss/supervised']:.3f}"}
+        return shown | ({"acc": f"{100 * metrics['val/score']:.1f}"} if "val/score" in metrics else {})
+
+
+def whole_image_accuracy(teacher: Teacher, agent: AgentConfig, data: DataConfig, scenes: Scenes) -> float:
+    """Returns the share of scenes a teacher names rightly from the whole image."""
+    device = next(teacher.model.parameters()).device
+    view = EvaluationView(agent.image_size, data.resize_size)
+    planned = batches(np.arange(len(scenes)), 128, drop_last=False)
+    correct = torch.zeros((), dtype=torch.long, device=device)
+    with autocast(device, "auto"):
+        for raw in BatchLoader(scenes, planned, view, num_workers(data)):
+            images = normalise(raw.images.to(device), agent.mean, agent.std)
+            correct += (teacher(images).argmax(dim=1) == raw.labels.to(device)).sum()
+    return float(correct) / len(scenes)

@@ -1,0 +1,283 @@
+"""The loop that training an agent and fine-tuning a teacher share: batches, progress, saving, interruption.
+
+What is random is a function of (seed, epoch, batch), and the place is part of the saved state, so a run that
+is interrupted and resumed does exactly what it would have done.
+"""
+
+import math
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from stam.data import BatchLoader, CachedScenes, RawBatch, Scenes, TrainingView, batches, epoch_indices
+from stam.data.randomness import random_key
+from stam.errors import StamError
+from stam.learning import distributed
+from stam.learning.runs import RunFolder, interruptible
+from stam.settings import DataConfig
+
+MetricLogger = Callable[[dict[str, Any]], None]
+
+
+class Interrupted(StamError):  # noqa: N818 - what happened is no error
+    """Training was interrupted and saved."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a run a batch is."""
+
+    epoch: int
+    batch: int
+    last_of_epoch: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which scenes are shown when.
+
+    Attributes:
+        num_scenes: Scenes to choose from.
+        epochs: Epochs in all.
+        batch_size: Scenes in a batch.
+        fraction: Share of the scenes an epoch shows, a fresh random part each time.
+        seed: Seed of the choice.
+    """
+
+    num_scenes: int
+    epochs: int
+    batch_size: int
+    fraction: float
+    seed: int
+
+    def batches_of(self, epoch: int) -> list[np.ndarray]:
+        """Returns the batches of one epoch, as indices of scenes: the part of each that is this process's."""
+        chosen = epoch_indices(self.num_scenes, epoch, self.fraction, self.seed, self.batch_size)
+        return batches(chosen, self.batch_size, distributed.rank(), distributed.world_size())
+
+    def num_batches(self) -> int:
+        """Returns the number of batches of the whole run."""
+        return self.epochs * len(self.batches_of(0))
+
+    def batches_from(self, start: tuple[int, int]) -> Iterator[tuple[Place, np.ndarray]]:
+        """Yields every batch from an (epoch, batch) on."""
+        for epoch in range(start[0], self.epochs):
+            parts = self.batches_of(epoch)
+            for index, part in enumerate(parts):
+                if (epoch, index) >= start:
+                    yield Place(epoch, index, index == len(parts) - 1), part
+
+
+class Learner(ABC):
+    """Something that learns from batches, whose whole state can be saved and restored.
+
+    Attributes:
+        position: The next (epoch, batch).
+        best: The best score so far.
+    """
+
+    position: tuple[int, int] = (0, 0)
+    best: float = -1.0
+
+    def validates_after(self, epoch: int, every: int, epochs: int) -> bool:
+        """Tells whether this process, the first, validates after an epoch: now and then, and at the end."""
+        return distributed.rank() == 0 and ((epoch + 1) % every == 0 or epoch + 1 == epochs)
+
+    @abstractmethod
+    def train_batch(self, place: Place, raw: RawBatch) -> None:
+        """Learns from one batch."""
+
+    @abstractmethod
+    def end_epoch(self, epoch: int) -> dict[str, Any]:
+        """Returns the metrics of an epoch; `val/score` among them when it was validated."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that changes, but for the position and the best score."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to a saved state."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Saves the model for use."""
+
+    @abstractmethod
+    def progress(self, metrics: dict[str, Any]) -> dict[str, str]:
+        """Returns what the progress bar shows of an epoch's metrics."""
+
+
+class Meter:
+    """Means over an epoch, kept on the device so that nothing waits for it.
+
+    The sums are changed in place: a recorded batch goes on adding to the same memory. Values given together
+    are kept together, with how often that was.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, *given: dict[str, Tensor]) -> None:
+        """Adds one value to each mean, or several."""
+        alike: dict[str, list[dict[str, Tensor]]] = {}
+        for values in given:
+            alike.setdefault(" ".join(values), []).append(values)
+        for names, several in alike.items():
+            each = torch.stack([value.detach() for values in several for value in values.values()])
+            total = each.view(len(several), -1).sum(dim=0, dtype=torch.double)
+            together = self.sums.setdefault(names, total.new_zeros(len(total) + 1))
+            together[:-1] += total
+            together[-1] += len(several)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns the sums, as means over all processes: each of them can go on from there."""
+        distributed.average(self.sums.values())
+        return dict(self.sums)
+
+    def means(self) -> dict[str, float]:
+        """Returns the means of what was added since, over all processes, and starts over."""
+        distributed.average(self.sums.values())
+        totals: dict[str, float] = {}
+        counts: dict[str, float] = {}
+        for names, sums in self.sums.items():
+            *each, count = sums.tolist()
+            sums.zero_()
+            for name, total in zip(names.split(), each, strict=True):
+                totals[name] = totals.get(name, 0.0) + total
+                counts[name] = counts.get(name, 0.0) + count
+        return {name: total / counts[name] for name, total in totals.items() if counts[name]}
+
+
+def host_random(purpose: str, *key: int) -> np.random.Generator:
+    """Returns random numbers for a batch on the host, others in each process."""
+    own = (distributed.rank(),) if distributed.rank() > 0 else ()
+    return np.random.Generator(np.random.Philox(random_key(purpose, *key, *own)))
+
+
+def num_workers(data: DataConfig) -> int:
+    """Returns how many processes decode: as said, or most cores where there are many."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return data.num_workers if data.num_workers is not None else (min(cores - 1, 12) if cores > 2 else 0)
+
+
+def run_loop(
+    learner: Learner,
+    run: RunFolder,
+    plan: Plan,
+    scenes: Scenes,
+    data: DataConfig,
+    description: str,
+    save_minutes: float,
+    how_to_resume: str,
+    loggers: tuple[MetricLogger, ...] = (),
+) -> None:
+    """Runs a learner through a plan from its position on; what it leaves goes to the run folder.
+
+    Raises:
+        Interrupted: Ctrl-C or a termination; the state was saved after the batch in hand.
+    """
+    saved = began = time.monotonic()
+    is_first = distributed.rank() == 0  # it alone writes
+    shown: dict[str, str] = {}
+    planned = list(plan.batches_from(learner.position))
+    total = plan.num_batches()
+    bar = tqdm(
+        total=total * plan.batch_size,
+        initial=(total - len(planned)) * plan.batch_size,
+        desc=description,
+        unit="img",
+        file=sys.stderr,
+        mininterval=0.5,
+        disable=distributed.rank() > 0,
+    )
+    with interruptible() as interruption, bar:
+        for place, raw in load_batches(scenes, planned, data):
+            learner.train_batch(place, raw)
+            learner.position = (place.epoch + 1, 0) if place.last_of_epoch else (place.epoch, place.batch + 1)
+            finished = learner.position[0] == plan.epochs
+            if place.last_of_epoch:
+                metrics = {"epoch": place.epoch} | learner.end_epoch(place.epoch)
+                require_finite(metrics)
+                if is_first:
+                    note(learner, run, metrics, time.monotonic() - began, loggers)
+                shown |= {"epoch": f"{place.epoch + 1}/{plan.epochs}"} | learner.progress(metrics)
+                bar.set_postfix(shown, refresh=False)
+            bar.update(plan.batch_size)
+            late = time.monotonic() - saved > 60 * save_minutes
+            stopped, late = distributed.any_process(bool(interruption), late)
+            if finished or stopped or late:
+                save(learner, run)
+                saved = time.monotonic()
+            if stopped:  # even where all is done: more may follow, as after a teacher
+                distributed.wait()  # where one ends torchrun ends all: not while the first one writes
+                message = f"interrupted and saved; to go on: {how_to_resume}"
+                raise Interrupted(message if is_first else "")
+    distributed.wait()  # what the first process saves is there for all
+
+
+def require_finite(metrics: dict[str, Any]) -> None:
+    """Raises where a loss is no number any more."""
+    for name, value in metrics.items():
+        if name.startswith("loss/") and not math.isfinite(value):
+            raise StamError(
+                f"training diverged, {name} is {value} in epoch {metrics['epoch'] + 1}: use lower learning "
+                "rates (--base-lr, --actor-lr, --critic-lr) and another --out"
+            )
+
+
+def note(
+    learner: Learner,
+    run: RunFolder,
+    metrics: dict[str, Any],
+    seconds: float,
+    loggers: tuple[MetricLogger, ...],
+) -> None:
+    """Writes down an epoch's metrics, and keeps the model if it is the best so far."""
+    run.log(metrics)
+    run.log({"epoch": metrics["epoch"], "seconds": seconds}, "timing.jsonl")
+    for logger in loggers:
+        logger(metrics)
+    if metrics.get("val/score", -1.0) > learner.best:
+        learner.best = metrics["val/score"]
+        learner.save(run.path / "best")
+
+
+def save(learner: Learner, run: RunFolder) -> None:
+    """Saves the state to resume from and the model to use; all processes come here, the first one writes."""
+    state = learner.state_dict() | {"position": list(learner.position), "best": learner.best}
+    if distributed.rank() == 0:
+        run.save_state(state)
+        learner.save(run.path / "last")
+
+
+def restore(learner: Learner, run: RunFolder) -> None:
+    """Goes back to where the run was saved; a run without a saved state starts over."""
+    state = run.load_state()
+    if state is not None:
+        learner.load_state_dict(state)
+        epoch, batch = state["position"]
+        learner.position, learner.best = (epoch, batch), state["best"]
+
+
+def load_batches(
+    scenes: Scenes, planned: list[tuple[Place, np.ndarray]], data: DataConfig
+) -> Iterator[tuple[Place, RawBatch]]:
+    """Loads planned batches ahead of their use; workers go on over the ends of epochs."""
+    workers = num_workers(data)
+    if data.cache:
+        cached = CachedScenes(scenes)
+        cached.fill(data.decode_size, workers)
+        scenes, workers = cached, 0
+    loader = BatchLoader(scenes, [part for _, part in planned], TrainingView(data.decode_size), workers)
+    yield from zip((place for place, _ in planned), loader, strict=True)

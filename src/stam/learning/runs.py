@@ -1,0 +1,215 @@
+"""The run folder: everything a training leaves behind, each file whole or absent.
+
+run.json        the configuration, seed and versions
+split.json      which images train and which validate
+metrics.jsonl   one line an epoch; the same after a resume as without one
+timing.jsonl    how fast it went, which no two runs share
+state.pt        everything needed to go on exactly where it stopped
+last/ best/     agents to use: the latest, and the best on the validation images
+teacher/        the teacher, where one was fine-tuned for this run
+"""
+
+import json
+import os
+import platform
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from stam.config import from_plain, to_plain
+from stam.data import SplitRecord, load_record, save_record
+from stam.errors import StamError
+from stam.learning.distributed import is_distributed
+from stam.settings import RunConfig
+
+FORMAT = "stam-run"
+FORMAT_VERSION = "1.0"
+
+
+class RunError(StamError):
+    """A run folder that cannot be used as asked."""
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file beside its place and moves it there, so that it is never half written."""
+    temporary = path.with_name(f".{path.name}.writing")
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:
+        # torch reports a full disk as a RuntimeError, in words of its own
+        why = str(error).splitlines()[0] + ("" if isinstance(error, OSError) else " (is the disk full?)")
+        raise RunError(f"could not write '{path}': {why}; what was there is kept") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_content(path: Path, content: str | bytes) -> None:
+    """Writes text or bytes; Ctrl-C or a full disk leaves what was there."""
+    encoded = content.encode() if isinstance(content, str) else content
+    write_atomically(path, lambda place: place.write_bytes(encoded))
+
+
+class RunFolder:
+    """A folder that belongs to one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path) -> "RunFolder":
+        """Makes a new folder; one that holds something is refused."""
+        run = cls(path)
+        if run.path.is_file():
+            raise RunError(f"--out '{path}' is a file: name a folder")
+        if run.path.is_dir() and any(run.path.iterdir()):
+            raise RunError(
+                f"--out '{path}' is not empty: pass --resume to go on with the run in it, "
+                "or name another folder"
+            )
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the folder '{path}': {error.strerror}") from error
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """Opens a run that was begun."""
+        run = cls(path)
+        if not run.path.is_dir():
+            raise RunError(f"no run at '{path}': leave --resume out to begin one")
+        if not run.record_file.is_file():
+            raise RunError(f"'{path}' holds no run (run.json is missing): name another folder")
+        return run
+
+    @property
+    def record_file(self) -> Path:
+        """Where the configuration is."""
+        return self.path / "run.json"
+
+    @property
+    def state_file(self) -> Path:
+        """Where the state of training is."""
+        return self.path / "state.pt"
+
+    @property
+    def metrics_file(self) -> Path:
+        """Where the metrics are."""
+        return self.path / "metrics.jsonl"
+
+    def write_record(self, recipe: str, config: RunConfig, split: SplitRecord) -> None:
+        """Writes what the run is, before it begins."""
+        record = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "recipe": recipe,
+            "seed": config.training.seed,
+            "versions": versions(),
+            "config": to_plain(config),
+        }
+        text = json.dumps(record, indent=2) + "\n"
+        save_content(self.record_file, text)
+        save_record(split, self.path / "split.json")
+
+    def record(self) -> dict[str, Any]:
+        """Reads what the run is."""
+        try:
+            return json.loads(self.record_file.read_text())
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise RunError(f"'{self.record_file}' is damaged: {error}") from error
+
+    def config(self) -> RunConfig:
+        """Reads the run's configuration."""
+        return from_plain(RunConfig, self.record()["config"])
+
+    def split(self) -> SplitRecord | None:
+        """Reads which images train and which validate."""
+        file = self.path / "split.json"
+        return load_record(file) if file.is_file() else None
+
+    def log(self, metrics: dict[str, Any], file: str = "metrics.jsonl") -> None:
+        """Appends one line of metrics."""
+        with (self.path / file).open("a") as log:
+            log.write(json.dumps(metrics) + "\n")
+
+    def save_state(self, state: dict[str, Any]) -> None:
+        """Saves everything needed to go on, with how much of the metrics belongs to it."""
+        length = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+        write_atomically(self.state_file, lambda path: torch.save(state | {"metrics_length": length}, path))
+
+    def load_state(self) -> dict[str, Any] | None:
+        """Reads the saved state, if any, and takes back the metrics logged after it."""
+        if not self.state_file.is_file():
+            self.metrics_file.unlink(missing_ok=True)
+            return None
+        try:
+            state = torch.load(self.state_file, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, ValueError) as error:
+            raise RunError(f"'{self.state_file}' is damaged: {str(error).splitlines()[0]}") from error
+        if self.metrics_file.exists():
+            os.truncate(self.metrics_file, state["metrics_length"])
+        return state
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions a result depends on."""
+    from stam import __version__
+
+    return {
+        "stam": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+class Interruption:
+    """Whether Ctrl-C or a termination was asked for; true from the first time on."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __bool__(self) -> bool:
+        return self.requested
+
+
+@contextmanager
+def interruptible() -> Iterator[Interruption]:
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the batch; a second stops at once.
+
+    Of several processes each gets Ctrl-C twice, the second time from torchrun: there it changes nothing.
+    """
+    interruption = Interruption()
+
+    def request(number: int, frame: FrameType | None) -> None:
+        if interruption.requested and not is_distributed():
+            raise KeyboardInterrupt
+        interruption.requested = True
+
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def recorded_resize_size(path: Path) -> int | None:
+    """Returns what the shorter side of a scene becomes before the centre is cropped, for an agent.
+
+    The run says it, in whose folder the agent lies or a folder further down. Agents without a run take whole
+    scenes: `None`.
+    """
+    for folder in (path, path.parent) if path.is_dir() else ():
+        if RunFolder(folder).record_file.is_file():
+            return RunFolder(folder).record()["config"]["data"]["resize_size"]
+    return None

@@ -1,0 +1,52 @@
+"""How good an agent is while it trains: its accuracy after each glimpse, on some validation scenes."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stam.data import BatchLoader, EvaluationView, Scenes, Subset, batches
+from stam.data.randomness import random_order
+from stam.learning import distributed
+from stam.learning.loop import num_workers
+from stam.learning.optimisation import autocast
+from stam.model.agent import Agent
+from stam.model.policy import Policy
+from stam.scene.pixels import normalise
+from stam.settings import RunConfig
+
+
+def budgets(num_glimpses: int) -> list[int]:
+    """Returns the few numbers of glimpses that metrics name."""
+    wanted = (1, 2, 3, 5, 8, 12, 16, 21)
+    return [count for count in wanted if count < num_glimpses] + [num_glimpses]
+
+
+def validate(
+    agent: Agent,
+    config: RunConfig,
+    scenes: Scenes,
+    policy: Policy | str | None = None,
+    seed: int | None = None,
+) -> list[float]:
+    """Returns the accuracy after each glimpse of an episode, on a fixed part of the validation scenes.
+
+    Args:
+        agent: The agent to validate.
+        config: Its experiment.
+        scenes: Validation scenes, of which at most `validation_images` are used.
+        policy: Who picks the locations; by default the agent's own policy.
+        seed: Seed of the first locations; by default that of the run.
+    """
+    training, device = config.training, agent.device
+    count = min(len(scenes), training.validation_images)
+    part = Subset(scenes, np.sort(random_order(len(scenes), "validation", training.seed)[:count]))
+    view = EvaluationView(agent.config.image_size, config.data.resize_size)
+    planned = batches(np.arange(count), min(training.batch_size, 256), drop_last=False)
+    generator = torch.Generator().manual_seed(training.seed if seed is None else seed)
+    correct: Tensor = torch.zeros(training.num_glimpses, dtype=torch.long, device=device)
+    with autocast(device, training.precision), distributed.alone():  # one process validates
+        for raw in BatchLoader(part, planned, view, num_workers(config.data)):
+            images = normalise(raw.images.to(device), agent.config.mean, agent.config.std)
+            trace = agent.look(images, training.num_glimpses, policy=policy, generator=generator)
+            correct += (trace.predictions == raw.labels.to(device)[:, None]).sum(dim=0)
+    return (correct / count).tolist()

@@ -1,0 +1,1 @@
+"""The method in plain PyTorch: encoder, agent, policies, the episode, the teacher."""

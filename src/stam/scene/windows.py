@@ -1,0 +1,175 @@
+"""Scenes of any size: a window of the scene is what the agent takes for its image."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from stam.config import IMAGENET_MEAN, IMAGENET_STD, AgentConfig, require
+from stam.data import prepare_for_evaluation
+from stam.errors import SensorError
+from stam.live.session import ALL_SEEN, LiveStep, Session, observe_all, require_some
+from stam.scene.grid import Grid, Location
+from stam.scene.sensor import Sensor, as_pixels
+from stam.shapes import Float, UInt8
+
+Read = Callable[[int, int, int, int], Any]  # (top, left, height, width) -> those pixels of the scene
+
+
+class Window(NamedTuple):
+    """A rectangle of a scene, in the scene's own pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class WindowSensor:
+    """Looks at a window of a scene that may be far larger than the images the agent was trained on.
+
+    The window is cut into the agent's grid. A glimpse covers its cell of the window, however many pixels
+    that is, and is resampled to the glimpse size (bicubic, as evaluation resizes images). Only the pixels
+    of the cells asked for are ever read.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        window: Window,
+        grid: Grid,
+        mean: tuple[float, ...] = IMAGENET_MEAN,
+        std: tuple[float, ...] = IMAGENET_STD,
+    ) -> None:
+        """Sets up the sensor; nothing is read yet.
+
+        Args:
+            read: `read(top, left, height, width)` returns those pixels of the scene, as a PIL image or as
+                uint8 (height, width, channels).
+            window: What to look at. Whole scene: `Window(0, 0, height, width)`.
+            grid: The agent's grid.
+            mean: The agent's channel means.
+            std: The agent's channel standard deviations.
+        """
+        require(
+            window.height >= grid.rows and window.width >= grid.columns,
+            f"a window of {window.height}x{window.width} pixels cannot be cut into "
+            f"{grid.rows}x{grid.columns} glimpses: use a larger one",
+        )
+        self.grid, self.window = grid, window
+        self._read, self._mean, self._std = read, mean, std
+
+    def scene_box(self, location: Location) -> Window:
+        """Returns the rectangle of the scene that the glimpse at a location covers."""
+        row, column = self.grid.row_column(location)
+        top, bottom = (index * self.window.height // self.grid.rows for index in (row, row + 1))
+        left, right = (index * self.window.width // self.grid.columns for index in (column, column + 1))
+        return Window(self.window.top + top, self.window.left + left, bottom - top, right - left)
+
+    def sense(self, location: Location) -> Float[Tensor, "channels height width"]:
+        """Reads the pixels of a location and resamples them to a glimpse."""
+        box = self.scene_box(location)
+        image = _as_image(self._read(*box), box)
+        height, width = self.grid.glimpse_size
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BICUBIC)
+        return as_pixels(image, self.grid.glimpse_size, "glimpse", self._mean, self._std)
+
+
+def _as_image(pixels: Any, box: Window) -> Image.Image:
+    if not isinstance(pixels, Image.Image):
+        array = np.asarray(pixels)
+        if array.dtype != np.uint8 or array.ndim not in (2, 3):
+            raise SensorError(
+                f"read must return a PIL image or uint8 (height, width, channels), got {array.dtype} "
+                f"{array.shape}"
+            )
+        pixels = Image.fromarray(array.squeeze(-1) if array.ndim == 3 and array.shape[-1] == 1 else array)
+    if pixels.size != (box.width, box.height):
+        raise SensorError(
+            f"read was asked for {box.height}x{box.width} pixels, got {pixels.size[1]}x{pixels.size[0]}"
+        )
+    return pixels
+
+
+def windows(scene_size: tuple[int, int], window_size: tuple[int, int], overlap: float = 0.0) -> list[Window]:
+    """Covers a scene with windows of one size, row by row; the last ones are flush with the border.
+
+    Args:
+        scene_size: (height, width) of the scene.
+        window_size: (height, width) of a window; where it exceeds the scene, the scene's.
+        overlap: The least share of a window that its neighbour covers too, so that what lies on a border is
+            whole in one of them.
+    """
+    require(0 <= overlap < 1, f"overlap must be in [0, 1), got {overlap}")
+    require(
+        min(*scene_size, *window_size) >= 1,
+        f"sizes must be at least 1 pixel, got scene {scene_size} and window {window_size}",
+    )
+    height, width = (min(pair) for pair in zip(scene_size, window_size, strict=True))
+    tops = _starts(scene_size[0], height, overlap)
+    lefts = _starts(scene_size[1], width, overlap)
+    return [Window(top, left, height, width) for top in tops for left in lefts]
+
+
+def _starts(whole: int, part: int, overlap: float) -> list[int]:
+    stride = max(1, int(part * (1 - overlap)))
+    gaps = math.ceil((whole - part) / stride)
+    return [round(index * (whole - part) / gaps) for index in range(gaps + 1)] if gaps else [0]
+
+
+def look_through(
+    sensors: Sequence[Sensor],
+    sessions: Sequence[Session],
+    max_glimpses: int | None = None,
+    on_step: Callable[[int, LiveStep], None] | None = None,
+) -> list[LiveStep]:
+    """Looks through many sensors side by side until each agent is sure; the thinking is batched.
+
+    It serves the windows of one large scene, several cameras, or a folder of images.
+
+    Args:
+        sensors: One for each scene or window.
+        sessions: One for each sensor, all of one agent.
+        max_glimpses: When to stop though unsure; by default when everything has been seen.
+        on_step: Called with the sensor's index and the step after every glimpse.
+    """
+    require_some(max_glimpses)
+    steps: list[LiveStep | None] = [None] * len(sensors)
+    going = list(range(len(sensors)))
+    while going:
+        glimpses = [_sense(sensors[index], sessions[index]) for index in going]
+        latest = observe_all([sessions[index] for index in going], glimpses)
+        for index, step in zip(going, latest, strict=True):
+            steps[index] = step
+            if on_step is not None:
+                on_step(index, step)
+        going = [i for i in going if not _is_done(steps[i], max_glimpses)]
+    return [step for step in steps if step is not None]
+
+
+def _sense(sensor: Sensor, session: Session) -> Tensor:
+    if session.location is None:
+        raise SensorError(ALL_SEEN)
+    return sensor.sense(session.location)
+
+
+def _is_done(step: LiveStep | None, max_glimpses: int | None) -> bool:
+    return step is None or step.stop or step.num_glimpses == max_glimpses
+
+
+def scene_view(
+    image: UInt8[np.ndarray, "height width 3"], config: AgentConfig, resize_size: int | None = None
+) -> UInt8[np.ndarray, "image_height image_width 3"]:
+    """Brings an image of any size to the agent's, as evaluation does.
+
+    Args:
+        image: The decoded image.
+        config: The agent's configuration.
+        resize_size: What the shorter side becomes before the centre is cropped; `None` resizes straight to
+            the agent's size.
+    """
+    return prepare_for_evaluation(image, resize_size, config.grid.image_size)

@@ -1,0 +1,245 @@
+"""The commands: `stam evaluate`, `stam figures`, `stam compare`."""
+
+import json
+import os
+import shutil
+
+import pytest
+from evaluating import CLASSES, make_agent, make_data, make_run
+
+import stam
+from stam.cli import main
+from stam.cli.evaluate import examples_path
+from stam.evaluation import load_evaluation
+from stam.weights import save_agent
+
+QUICK = ["--seeds", "2", "--no-cost", "--batch-size", "8"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Two runs on the same data, of which the first was evaluated."""
+    home = tmp_path_factory.mktemp("home")
+    data = make_data(home / "data")
+    make_run(home / "a", data)
+    make_run(home / "b", data, with_teacher=False, seed=1, policy="random")
+    main(["evaluate", str(home / "a"), *QUICK, "--examples", "1"])
+    return home
+
+
+def stam_says(capsys, *arguments) -> tuple[str, str]:
+    capsys.readouterr()
+    main([str(argument) for argument in arguments])
+    return capsys.readouterr()
+
+
+def stam_refuses(capsys, *arguments) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    said = capsys.readouterr().err.strip().splitlines()
+    assert stopped.value.code == 2
+    return said[-1]
+
+
+def test_evaluate_leaves_its_result_in_the_run(home, capsys):
+    out, err = stam_says(capsys, "evaluate", home / "a", *QUICK, "--examples", "1")
+    assert "20 scenes of data, learned policy, 2 seeds" in out
+    assert "teacher, whole image" in out and "time that saves" in out
+    assert f"next: stam figures {home / 'a'}" in err
+    found = load_evaluation(home / "a" / "evaluation.json")
+    assert found.name == "a" and found.settings["recipe"] == "test" and found.data.classes == CLASSES
+    assert found.whole_image is not None and (home / "a" / "examples.npz").is_file()
+
+
+def test_evaluate_prints_json(home, capsys):
+    out, _ = stam_says(capsys, "evaluate", home / "a", *QUICK, "--json", "--out", home / "other.json")
+    printed = json.loads(out)
+    assert printed == json.loads((home / "other.json").read_text())
+    assert printed["format"] == "stam-evaluation"
+
+
+def test_another_policy_has_a_result_of_its_own(home, capsys):
+    _, err = stam_says(capsys, "evaluate", home / "a", *QUICK, "--policy", "spiral", "--examples", "0")
+    assert load_evaluation(home / "a" / "evaluation-spiral.json").policy == "spiral"
+    assert f"--evaluation {home / 'a' / 'evaluation-spiral.json'}" in err
+    assert examples_path(home / "evaluation-spiral.json").name == "examples-spiral.npz"
+    assert examples_path(home / "x.json").name == "x-examples.npz"
+
+
+def test_an_earlier_result_of_something_else_is_moved_aside(home, capsys, tmp_path):
+    run = shutil.copytree(home / "a", tmp_path / "run")
+    before = load_evaluation(run / "evaluation.json")
+    for number, name in enumerate(("evaluation-earlier", "evaluation-earlier-2")):
+        limit = ("--limit", 8 - number, "--glimpses", 3)
+        _, err = stam_says(capsys, "evaluate", run, *QUICK, *limit, "--examples", "1")
+        assert f"the result that was there is now {run / name}.json" in err
+    assert load_evaluation(run / "evaluation-earlier.json") == before
+    assert (run / "examples-earlier.npz").is_file() and (run / "examples.npz").is_file()
+    assert load_evaluation(run / "evaluation.json").data.num_scenes == 7
+    _, err = stam_says(capsys, "evaluate", run, *QUICK, *limit, "--examples", "1")  # the same question again
+    assert "is now" not in err
+
+
+def test_what_could_not_hold_for_the_agent_is_refused(home, capsys):
+    run = home / "a"
+    assert "nothing to hand over" in stam_refuses(
+        capsys, "evaluate", run, "--policy", "plus", "--handover", 3
+    )
+    assert "leave out --policy plus" in stam_refuses(capsys, "evaluate", run, "--policy", "plus", "--store")
+    assert "is a folder: name a file" in stam_refuses(capsys, "evaluate", run, "--out", run)
+
+
+def test_a_fitted_threshold_is_stored_with_the_weights(home, capsys, tmp_path):
+    run = shutil.copytree(home / "a", tmp_path / "run")
+    before = stam.load(run)
+    assert (before.threshold, before.config.temperature) == (0.9, 1.0)
+    stam_says(capsys, "evaluate", run, *QUICK, "--budget", "4", "--store")
+    found, after = load_evaluation(run / "evaluation.json"), stam.load(run)
+    assert found.early_exit.fit.goal == "budget"
+    assert after.threshold == found.early_exit.fit.threshold != 0.9
+    assert after.config.temperature == found.calibration.temperature != 1.0
+    assert after.session().threshold == after.threshold
+
+
+def test_glimpses_seen_in_a_mirror_have_a_result_of_their_own_and_can_be_stored(home, capsys, tmp_path):
+    run = shutil.copytree(home / "a", tmp_path / "run")
+    plain = load_evaluation(run / "evaluation.json")
+    out, _ = stam_says(capsys, "evaluate", run, *QUICK, "--view", "mirrored", "--examples", "0")
+    assert "seen in a mirror too" in out
+    mirrored = load_evaluation(run / "evaluation-mirrored.json")
+    assert mirrored.mirrored and not plain.mirrored
+    assert mirrored.locations == plain.locations and mirrored.accuracy != plain.accuracy
+    assert load_evaluation(run / "evaluation.json") == plain and not stam.load(run).config.mirrored
+    stam_says(capsys, "evaluate", run, *QUICK, "--view", "mirrored", "--examples", "0", "--store")
+    assert stam.load(run).config.mirrored
+    stam_says(capsys, "evaluate", run, *QUICK, "--view", "plain", "--examples", "0")
+    assert load_evaluation(run / "evaluation-plain.json").accuracy == plain.accuracy
+    assert "did you mean 'mirrored'" in stam_refuses(capsys, "evaluate", run, "--view", "mirored")
+
+
+def test_a_handover_has_a_result_of_its_own_and_can_be_stored(home, capsys, tmp_path):
+    run = shutil.copytree(home / "a", tmp_path / "run")
+    plain = load_evaluation(run / "evaluation.json")
+    out, _ = stam_says(capsys, "evaluate", run, *QUICK, "--handover", "2", "--examples", "0", "--store")
+    assert "in order after 2" in out
+    handed = load_evaluation(run / "evaluation-handover-2.json")
+    assert (handed.handover, plain.handover) == (2, None) and handed.policy == "learned"
+    assert handed.locations.counts[:2] == plain.locations.counts[:2]
+    assert handed.locations.counts[2:] != plain.locations.counts[2:]
+    assert stam.load(run).config.handover == 2
+    stam_says(capsys, "evaluate", run, *QUICK, "--handover", "999", "--examples", "0")
+    assert load_evaluation(run / "evaluation-handover-999.json").locations == plain.locations
+    assert "handover must be at least 1" in stam_refuses(capsys, "evaluate", run, "--handover", "0")
+
+
+def test_a_weights_folder_needs_data(home, capsys, tmp_path):
+    save_agent(make_agent(), tmp_path / "weights")
+    assert "say what to evaluate on: --data FOLDER" in stam_refuses(capsys, "evaluate", tmp_path / "weights")
+    out, err = stam_says(
+        capsys, "evaluate", tmp_path / "weights", "--data", home / "data", *QUICK, "--limit", "6"
+    )
+    assert "6 scenes of data" in out and "no teacher: name one with --teacher" in err
+    assert load_evaluation(tmp_path / "weights" / "evaluation.json").whole_image is None
+
+
+@pytest.fixture
+def sketched(monkeypatch):
+    """Pictures are drawn in other tests; here they are only asked for."""
+    for place in ("stam.show.figures.to_bytes", "stam.show.report.page.to_bytes"):
+        monkeypatch.setattr(place, lambda figure, *arguments, **settings: b"<svg/>")
+    monkeypatch.setattr("stam.show.figures.scenes.animation", lambda example: b"GIF89a")
+
+
+def test_figures_draws_everything(home, capsys, sketched):
+    out, err = stam_says(capsys, "figures", home / "a", "--kinds", "png", "--json")
+    printed = json.loads(out)
+    assert (home / "a" / "report.html").read_text().startswith("<!doctype html>")
+    names = {path.name for path in (home / "a" / "figures").iterdir()}
+    assert {"accuracy.png", "locations.png", "trajectory-1.png", "trajectory-1.gif", "policy-1.png"} <= names
+    assert len(printed["figures"]) == len(names) and printed["report"].endswith("report.html")
+    assert "next: stam compare" in err
+
+
+def test_an_old_evaluation_is_pointed_out(home, capsys):
+    weights = home / "a" / "best" / "model.safetensors"
+    before = weights.stat().st_mtime
+    os.utime(weights, (before + 1e6, before + 1e6))
+    _, err = stam_says(capsys, "compare", home / "a")
+    os.utime(weights, (before, before))
+    assert "was trained on since it was evaluated" in err
+    assert "was trained on" not in stam_says(capsys, "compare", home / "a")[1]
+
+
+def test_compare_evaluates_what_was_not(home, capsys, monkeypatch, sketched):
+    from stam.cli import figures
+
+    def quick(given, device, measure=figures.measure):
+        return measure(type(given)(given.run, seeds=2, cost=False, batch_size=8), device)
+
+    monkeypatch.setattr(figures, "measure", quick)
+    outs = [home / f"c.{kind}" for kind in ("html", "md", "csv", "json")]
+    out, err = stam_says(capsys, "compare", home / "a", home / "b", "--out", *outs)
+    assert "b was not evaluated yet" in err and "next: stam serve" in err
+    assert out.startswith("| Method |") and out.strip() == outs[1].read_text().strip()
+    assert outs[0].read_text().startswith("<!doctype html>") and "Random policy" in out
+    assert json.loads(outs[3].read_text())["format"] == "stam-comparison"
+    out, _ = stam_says(
+        capsys,
+        "compare",
+        home / "a",
+        home / "b",
+        "--json",
+        "--baseline",
+        home / "b",
+        "--figures",
+        home / "pictures",
+    )
+    assert (home / "pictures" / "differences.svg").is_file()
+    assert json.loads(out)["differences"][0]["baseline"].startswith("Random")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "nowhere"], "no run at 'nowhere'"),
+        (["evaluate", "{home}"], "holds no agent"),
+        (["evaluate", "{home}/a", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["evaluate", "{home}/a", "--glimpses", "13"], "num_glimpses must be 1 to 12 on a 3x4 grid, got 13"),
+        (["evaluate", "{home}/a", "--policy", "rndom"], "did you mean 'random'"),
+        (["evaluate", "{home}/a", "--teacher", "nowhere"], "nowhere"),
+        (["evaluate", "{home}/a", "--data", "{home}/nothing"], "no such data"),
+        (["evaluate", "{home}/a", "--data", "digits"], "does not know the class '0' of this data"),
+        (["evaluate", "{home}/a", "--target-accuracy", "90"], "90 % is 0.9"),
+        (["evaluate", "{home}/a", "--device", "tpu"], "device 'tpu'"),
+        (["evaluate", "{home}/a", "--limit", "0"], "limit must be at least 1"),
+        (["evaluate", "{home}/a", "--out", "{home}/no/e.json"], "does not exist; make it first"),
+        (["evaluate", "{home}/b", "--policy", "learned"], "without an actor"),
+        (["figures", "nowhere"], "no run at 'nowhere'"),
+        (["figures", "{home}/a", "--kinds", "jpg"], "kind 'jpg' is unknown"),
+        (["figures", "{home}/a", "--evaluation", "x.json"], "no evaluation at 'x.json'"),
+        (["compare", "{home}/a", "--out", "{home}/c.htm"], "did you mean '.html'"),
+        (["compare", "{home}/a", "--baseline", "{home}/b"], "is not among the runs"),
+        (["compare", "{home}/a", "--published", "imagenett"], "did you mean 'imagenet'"),
+        (["compare", "{home}/a/best/config.json"], "is not a stam-evaluation"),
+    ],
+)
+def test_mistakes_end_in_one_line(home, capsys, arguments, message):
+    line = stam_refuses(capsys, *(argument.replace("{home}", str(home)) for argument in arguments))
+    assert line.startswith("stam: ") and message in line
+
+
+def test_an_interrupted_evaluation_leaves_the_old_result(home, capsys, monkeypatch):
+    from stam.cli import evaluate as command
+
+    before = (home / "a" / "evaluation.json").read_bytes()
+
+    def interrupted(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "evaluate", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        main(["evaluate", str(home / "a"), *QUICK])
+    assert stopped.value.code == 130 and "interrupted" in capsys.readouterr().err
+    assert (home / "a" / "evaluation.json").read_bytes() == before
+    assert not list((home / "a").glob(".*"))

@@ -1,0 +1,194 @@
+import json
+import re
+import runpy
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from agents import randomise, tiny_config
+from PIL import Image
+from serving import RunningServer
+
+import stam
+from stam.cli import main
+from stam.show.pictures import strip_counts
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def agent_folder(tmp_path_factory):
+    agent = stam.Agent(tiny_config(labels=("ant", "bee", "cat", "dog", "eel")))
+    randomise(agent)
+    folder = tmp_path_factory.mktemp("agents") / "agent"
+    stam.weights.save_agent(agent.eval(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    random = np.random.default_rng(0)
+    (folder / "deep" / "er").mkdir(parents=True)
+    for name, size in (("a.png", (24, 32)), ("b.jpg", (100, 80)), ("deep/er/c.png", (48, 300))):
+        Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / name)
+    return folder
+
+
+def predict(capsys, *arguments):
+    main(["predict", *map(str, arguments)])
+    return capsys.readouterr()
+
+
+def test_files_and_folders(agent_folder, pictures, capsys):
+    said = predict(capsys, agent_folder, pictures / "a.png", pictures)
+    lines = said.out.splitlines()
+    assert lines[0].split() == ["image", "label", "confidence", "glimpses", "seen"] and len(lines) == 5
+    names = [line.split()[0] for line in lines[1:]]
+    assert [Path(name).name for name in names] == ["a.png", "a.png", "b.jpg", "c.png"]
+    assert lines[1].split()[1] in ("ant", "bee", "cat", "dog", "eel") and lines[1].split()[2].endswith("%")
+    assert "next: stam serve" in said.err
+
+
+def test_json_is_what_a_session_says(agent_folder, pictures, capsys):
+    said = predict(capsys, agent_folder, pictures, "--json", "--threshold", "0.7")
+    found = json.loads(said.out)
+    agent = stam.load(agent_folder)
+    assert len(found) == 3
+    for entry in found:
+        assert entry["seen"] == pytest.approx(entry["num_glimpses"] / 12) and entry["error"] is None
+        assert entry["stopped_early"] == (entry["confidence"] > 0.7 and entry["num_glimpses"] < 12)
+        assert len(entry["locations"]) == entry["num_glimpses"]
+        assert entry["probabilities"][entry["label"]] == pytest.approx(entry["confidence"])
+    sensor = stam.scene.sensor.ImageSensor(Image.open(pictures / "a.png"), agent.grid)
+    first = agent.grid.index(tuple(found[0]["locations"][0]))
+    step = agent.session(first_location=first, threshold=0.7).run(sensor)
+    assert step.label == found[0]["label"]
+    assert step.confidence == pytest.approx(found[0]["confidence"], abs=1e-5)
+    again = json.loads(predict(capsys, agent_folder, pictures, "--json", "--threshold", "0.7").out)
+    assert [entry["locations"] for entry in again] == [entry["locations"] for entry in found]
+
+
+def test_glimpses_and_policy_can_be_set(agent_folder, pictures, capsys):
+    options = ("--json", "--threshold", "1", "--max-glimpses", "4", "--policy", "spiral")
+    found = json.loads(predict(capsys, agent_folder, pictures / "a.png", *options).out)[0]
+    assert found["num_glimpses"] == 4 and not found["stopped_early"]
+    assert [1, 2] in found["locations"][:2]  # the centre, where the spiral begins
+
+
+def test_pictures_are_drawn(agent_folder, pictures, tmp_path, capsys):
+    strip, gif = tmp_path / "strip.png", tmp_path / "look.gif"
+    said = predict(capsys, agent_folder, pictures, "--threshold", "1", "--strip", strip, "--gif", gif)
+    assert f"wrote {strip}" in said.err and f"wrote {gif}" in said.err
+    with Image.open(strip) as image:
+        assert image.width > 8 * 168 and image.height > 3 * 126
+    with Image.open(gif) as image:
+        assert image.n_frames >= 3 * 12 and image.info["loop"] == 0
+
+
+def test_a_strip_shows_the_first_glimpses_and_the_last():
+    assert strip_counts(5) == [1, 2, 3, 4, 5]
+    for total in (9, 20, 49):
+        counts = strip_counts(total)
+        assert len(counts) == 8 and counts[0] == 1 and counts[-1] == total and counts == sorted(set(counts))
+
+
+def test_an_unreadable_image_does_not_stop_the_others(agent_folder, pictures, tmp_path, capsys):
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    with pytest.raises(SystemExit) as ended:
+        predict(capsys, agent_folder, tmp_path / "broken.png", pictures / "a.png", "--json")
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and "1 of 2 images could not be read" in said.err
+    found = json.loads(said.out)
+    assert "cannot read" in found[0]["error"] and found[0]["label"] is None and found[1]["label"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-agent", "{pictures}"], "no agent at 'no-agent'"),
+        (["{agent}"], "name at least one image"),
+        (["{agent}", "none.png"], "no image or folder at 'none.png'"),
+        (
+            ["{agent}", "{pictures}", "--strip", "no/where.png"],
+            "--strip 'no/where.png': its folder does not exist",
+        ),
+        (["{agent}", "{pictures}", "--threshold", "7"], "threshold must be in"),
+        (["{agent}", "{pictures}", "--policy", "spirl"], "did you mean 'spiral'"),
+        (["{agent}", "{pictures}", "--max-glimpses", "0"], "max_glimpses must be at least 1, got 0"),
+        (["{agent}", "{pictures}", "--seed", str(10**30)], "seed must be from 0 to 2**63 - 1"),
+        (["{agent}", "{pictures}", "--strip", "{pictures}/x.what"], "could not write"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(agent_folder, pictures, capsys, arguments, message):
+    filled = [part.format(agent=agent_folder, pictures=pictures) for part in arguments]
+    (pictures / "none.png").unlink(missing_ok=True)
+    with pytest.raises(SystemExit) as ended:
+        predict(capsys, *filled)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_a_runs_own_resize_is_used(agent_folder, tmp_path):
+    from stam.cli.predict import open_agent
+
+    assert open_agent(agent_folder)[1] is None and open_agent(agent_folder, 30)[1] == 30
+    assert open_agent(Path("digits"))[1] is None
+    run = tmp_path / "run"
+    stam.weights.save_agent(stam.load(agent_folder), run / "best")
+    (run / "run.json").write_text(json.dumps({"config": {"data": {"resize_size": 27}}}))
+    assert open_agent(run)[1] == 27 and open_agent(run / "best")[1] == 27
+
+
+def test_serve_opens_a_page(agent_folder, pictures, monkeypatch, capsys):
+    uvicorn = pytest.importorskip("uvicorn")
+    servers = []
+    run = uvicorn.Server.run
+
+    def remembered(server, sockets=None):
+        servers.append(server)
+        run(server, sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "run", remembered)
+    command = ["serve", str(agent_folder), "--port", "0", "--images", str(pictures), "--threshold", "0.55"]
+    thread = threading.Thread(target=main, args=(command,))
+    thread.start()
+    while not (servers and servers[0].started):
+        time.sleep(0.02)
+    url = re.search(r"http://[\d.:]+", capsys.readouterr().out)[0]
+    try:
+        assert httpx.get(f"{url}/api/agent").json()["threshold"] == 0.55
+        names = [scene["name"] for scene in httpx.get(f"{url}/api/scenes").json()]
+        assert names == ["a.png", "b.jpg", "deep/er/c.png"]
+        assert "STAM" in httpx.get(url).text
+    finally:
+        servers[0].should_exit = True
+        thread.join()
+
+
+def run_example(monkeypatch, capsys, name, *arguments):
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_the_example_of_a_slow_sensor_shows_time_saved(tmp_path, monkeypatch, capsys):
+    agent = stam.Agent(tiny_config(num_classes=10, image_size=56, labels=tuple("0123456789")))
+    randomise(agent)
+    stam.weights.save_agent(agent.eval(), tmp_path / "digits")
+    given = ("--latency", "0.01", "--scenes", "2")
+    said = run_example(monkeypatch, capsys, "slow_remote_sensor.py", tmp_path / "digits", *given)
+    assert "saved" in said and said.count("glimpses, ") == 2
+
+
+def test_the_example_of_an_http_client_runs(agent_folder, monkeypatch, capsys):
+    from stam.web import Service
+
+    with RunningServer(Service(stam.load(agent_folder))) as url:
+        said = run_example(monkeypatch, capsys, "http_client.py", url)
+    assert " 1 at [" in said and "% sure" in said

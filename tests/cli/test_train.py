@@ -1,0 +1,410 @@
+"""The command line end to end on tiny data: train, interrupt, resume; mistakes before the first batch."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from images import make_image_folder
+
+import stam
+from stam import cli
+from stam.data import SplitRecord
+from stam.learning import finetuning
+from stam.learning.loop import Meter
+from stam.learning.recipes import get_recipe
+from stam.learning.runs import RunFolder
+
+AGENT = (
+    "--image-size 32 --glimpse-size 16 --patch-size 8 --width 16 --depth 1 --num-heads 2 --actor-width 8"
+    " --critic-width 8"
+).split()
+TRAINING = (
+    "--num-glimpses 2 --epochs 3 --batch-size 4 --validate-every 2 --resize-size 36 --num-workers 0".split()
+)
+TEACHER = (
+    "--teacher-training.epochs 2 --teacher-training.batch-size 6 --teacher-training.validate-every 1"
+    " --teacher-training.warmup-epochs 0"
+).split()
+TINY = [*AGENT, *TRAINING, *TEACHER, "--init", "none", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    return make_image_folder(tmp_path_factory.mktemp("data") / "images")
+
+
+def run(*arguments: str) -> None:
+    cli.main([str(argument) for argument in arguments])
+
+
+def fails(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        run(*arguments)
+    assert stopped.value.code == 2
+    complaint = capsys.readouterr().err
+    assert "Traceback" not in complaint
+    return complaint
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_images_to_a_trained_agent_with_its_own_teacher(images, tmp_path, capsys):
+    out = tmp_path / "run"
+    run("train", "tiny", images, "--out", out, *TINY)
+    shown = capsys.readouterr().err
+    assert "fine-tuning one on the data first" in shown
+    assert f"next: stam evaluate {out}" in shown
+    assert {path.name for path in out.iterdir()} == {
+        "run.json", "split.json", "metrics.jsonl", "timing.jsonl", "state.pt", "last", "best", "teacher",
+    }  # fmt: skip
+    agent = stam.load(out)
+    assert agent.labels == ("class0", "class1", "class2")
+    metrics = lines(out / "metrics.jsonl")
+    assert [line["epoch"] for line in metrics] == [0, 1, 2]
+    assert {"tau", "lr/core", "lr/actor", "lr/critic", "loss/supervised", "loss/consistency"} <= set(
+        metrics[0]
+    )
+    assert {"loss/actor", "loss/critic", "reward"} <= set(metrics[0])
+    assert "val/accuracy@2" in metrics[1] and "val/score" in metrics[2] and "val/score" not in metrics[0]
+    record = json.loads((out / "run.json").read_text())
+    assert record["recipe"] == "tiny" and record["versions"]["torch"] == torch.__version__
+    assert record["config"]["training"]["epochs"] == 3
+
+
+def test_one_word_is_enough_for_a_folder(images, tmp_path):
+    run("train", images, "--out", tmp_path / "run", *TINY, "--epochs", "1")
+    assert json.loads((tmp_path / "run/run.json").read_text())["recipe"] == "tiny"
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_at_any_step_and_resumed_gives_the_same_metrics(images, tmp_path, kill):
+    settings = [*TINY, "--teacher", str(tmp_path / "teacher"), "--epochs", "16", "--save-minutes", "0"]
+    settings += ["--averaged-batches", "5", "--start-share", "0.1"]
+    teacher = [*TEACHER, "--init", "none", "--num-workers", "0", "--resize-size", "36"]
+    teacher = [word.replace("--teacher-training.", "--") for word in teacher]
+    agent = [word.replace("--", "--agent.") if word.startswith("--") else word for word in AGENT]
+    run("teacher", "tiny", images, "--out", tmp_path / "teacher", *teacher, *agent, "--device", "cpu")
+    run("train", "tiny", images, "--out", tmp_path / "whole", *settings)
+    command = [
+        sys.executable,
+        "-m",
+        "stam",
+        "train",
+        "tiny",
+        str(images),
+        "--out",
+        str(tmp_path / "cut"),
+        *settings,
+    ]
+    # as many threads as here: sums are rounded otherwise with another number
+    environment = os.environ | {"PYTHONPATH": str(Path(stam.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    metrics = tmp_path / "cut/metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and len(lines_so_far(metrics)) >= 2):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(kill)
+    _, shown = process.communicate(timeout=60)
+    if kill == signal.SIGINT:
+        assert process.returncode == 2
+        assert f"stam train --resume --out {tmp_path / 'cut'}" in shown and "Traceback" not in shown
+    assert len(lines_so_far(metrics)) < 16
+    run("train", "--resume", "--out", tmp_path / "cut")
+    assert metrics.read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
+    for name, value in stam.load(tmp_path / "cut/last").state_dict().items():
+        assert value.equal(stam.load(tmp_path / "whole/last").state_dict()[name]), name
+
+
+def lines_so_far(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_a_teacher_can_be_trained_alone_and_used(images, tmp_path, capsys):
+    agent = [word.replace("--", "--agent.") if word.startswith("--") else word for word in AGENT]
+    run(
+        "teacher", "tiny", images, "--out", tmp_path / "teacher", "--init", "none", "--epochs", "2",
+        "--batch-size", "6", "--resize-size", "36", "--num-workers", "0", *agent,
+    )  # fmt: skip
+    assert "next: stam train tiny" in capsys.readouterr().err
+    assert lines(tmp_path / "teacher/metrics.jsonl")[-1]["val/score"] >= 0
+    run("train", "tiny", images, "--out", tmp_path / "run", *TINY, "--teacher", tmp_path / "teacher")
+    assert not (tmp_path / "run/teacher").exists()
+    run("train", "tiny", images, "--out", tmp_path / "again", *TINY, "--init", tmp_path / "run", "--teacher",
+        tmp_path / "teacher")  # fmt: skip
+    two = make_image_folder(tmp_path / "two", classes=2)
+    complaint = fails(
+        capsys, "train", "tiny", two, "--out", tmp_path / "x", *TINY, "--teacher", tmp_path / "teacher"
+    )
+    assert "tells 3 classes apart" in complaint and "the data has 2" in complaint
+
+
+def test_an_agent_that_follows_an_order_trains_without_an_actor(images, tmp_path):
+    run(
+        "train",
+        "tiny",
+        images,
+        "--out",
+        tmp_path / "run",
+        *TINY,
+        "--policy",
+        "spiral",
+        "--consistency",
+        "none",
+    )
+    assert stam.load(tmp_path / "run").actor is None
+    assert "loss/actor" not in lines(tmp_path / "run/metrics.jsonl")[0]
+
+
+def test_a_folder_without_a_split_gets_one_that_is_recorded(tmp_path, capsys):
+    data = make_image_folder(tmp_path / "flat", train=8, split=False)
+    run(
+        "train", "tiny", data, "--out", tmp_path / "run", *TINY, "--warmup-epochs", "1", "--save-minutes", "0"
+    )
+    record = json.loads((tmp_path / "run/split.json").read_text())
+    assert record["num_train"] + record["num_val"] == 24 and record["num_val"] >= 3
+    assert "loss/actor" not in lines(tmp_path / "run/metrics.jsonl")[0]
+    (data / "class0/0.png").unlink()
+    assert "no longer holds" in fails(capsys, "train", "--resume", "--out", tmp_path / "run")
+
+
+class TestMistakesBeforeTheFirstBatch:
+    def test_out(self, images, tmp_path, capsys):
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full/thesis.txt").touch()
+        complaint = fails(capsys, "train", "tiny", images, "--out", tmp_path / "full", *TINY)
+        assert "pass --resume" in complaint and "name another folder" in complaint
+        assert "holds no run" in fails(capsys, "train", "--resume", "--out", tmp_path / "full")
+        assert "no run at" in fails(capsys, "train", "--resume", "--out", tmp_path / "none")
+
+    def test_recipe_and_options(self, images, tmp_path, capsys):
+        assert "did you mean 'digits'" in fails(capsys, "train", "digit", "--out", tmp_path / "x")
+        assert "needs data" in fails(capsys, "train", "tiny", "--out", tmp_path / "x")
+        assert "--epochs" in fails(capsys, "train", "digits", "--out", tmp_path / "x", "--epoch", "3")
+        assert "come from the data" in fails(
+            capsys, "train", "digits", "--out", tmp_path / "x", "--num-classes", "3"
+        )
+        complaint = fails(capsys, "train", "digits", "--out", tmp_path / "x", "--policy", "spirl")
+        assert "did you mean 'spiral'" in complaint
+        assert "one word too many" in fails(capsys, "train", "tiny", images, "oops", "--out", tmp_path / "x")
+        complaint = fails(
+            capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--glimpse-size", "15"
+        )
+        assert "does not divide" in complaint
+
+    def test_data(self, tmp_path, capsys):
+        assert "no such data" in fails(
+            capsys, "train", "tiny", tmp_path / "nowhere", "--out", tmp_path / "x", *TINY
+        )
+        one = make_image_folder(tmp_path / "one", classes=1)
+        assert "one class only" in fails(capsys, "train", "tiny", one, "--out", tmp_path / "x", *TINY)
+        empty = make_image_folder(tmp_path / "empty")
+        shutil.rmtree(empty / "train/class1")
+        (empty / "train/class1").mkdir()
+        assert "class1" in fails(capsys, "train", "tiny", empty, "--out", tmp_path / "x", *TINY)
+
+    def test_unreadable_image(self, tmp_path, capsys):
+        data = make_image_folder(tmp_path / "data")
+        broken = data / "train/class1/2.png"
+        broken.write_bytes(broken.read_bytes()[:400])
+        complaint = fails(capsys, "train", "tiny", data, "--out", tmp_path / "x", *TINY)
+        assert "2.png" in complaint and "--skip-unreadable" in complaint
+        assert not (tmp_path / "x").exists()
+        run("train", "tiny", data, "--out", tmp_path / "run", *TINY, "--skip-unreadable", "--epochs", "1")
+        assert "skipped 1 unreadable training image" in capsys.readouterr().err
+        next((data / "val").rglob("*.png")).write_bytes(b"no image")
+        run("evaluate", tmp_path / "run", "--seeds", "1", "--no-cost")  # they are skipped there too
+
+    def test_batch_and_device(self, images, tmp_path, capsys):
+        complaint = fails(
+            capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--batch-size", "99"
+        )
+        assert "larger than the 18 training images" in complaint
+        complaint = fails(
+            capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--device", "cuda:7"
+        )
+        assert "not there" in complaint and "--device cpu" in complaint
+
+    def test_weights(self, images, tmp_path, capsys):
+        complaint = fails(
+            capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--init", "no/file.pth"
+        )
+        assert "no weights at" in complaint
+        complaint = fails(
+            capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--init", "package:digit-core"
+        )
+        assert "did you mean 'digits-core'" in complaint
+        complaint = fails(
+            capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--init", "package:digits-core"
+        )
+        assert "--width" in complaint or "glimpse" in complaint or "divide" in complaint
+        complaint = fails(
+            capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--teacher", str(images)
+        )
+        assert "holds no teacher" in complaint
+
+    def test_resume_takes_no_other_settings(self, tmp_path, capsys):
+        complaint = fails(capsys, "train", "--resume", "--out", tmp_path / "run", "--epochs", "9")
+        assert "leave out --epochs" in complaint
+        for name, recipe in (("train", "digits"), ("teacher", "teacher:digits")):
+            run_folder = RunFolder.create(tmp_path / name)
+            run_folder.write_record(recipe, get_recipe("digits"), SplitRecord(("a", "b"), 3, 2, "x"))
+        for words, said in (
+            (("aid", "elsewhere"), "was begun with the recipe 'digits': leave out aid"),
+            (("digits", "elsewhere"), "was begun with the data 'digits': leave out elsewhere"),
+        ):
+            for command in ("train", "teacher"):
+                complaint = fails(capsys, command, *words, "--resume", "--out", tmp_path / command)
+                assert said in complaint
+        complaint = fails(capsys, "teacher", "--resume", "--out", tmp_path / "teacher", "--epochs", "9")
+        assert "leave out --epochs" in complaint
+        complaint = fails(capsys, "train", "--resume", "--out", tmp_path / "teacher")
+        assert "was begun with stam teacher: stam teacher --resume --out" in complaint
+        assert [path.name for path in (tmp_path / "teacher").iterdir() if path.is_dir()] == []
+        assert "was begun with stam train" in fails(
+            capsys, "teacher", "--resume", "--out", tmp_path / "train"
+        )
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (("--epoch", "3"), "Unrecognized options: --epoch, 3; did you mean --epochs? see stam train"),
+            (("--epochs", "three"), "Error parsing --epochs: invalid literal"),
+            (("--policy",), "Missing value for argument '--policy'"),
+        ],
+    )
+    def test_mistakes_in_options_are_one_line(self, capsys, options, said):
+        complaint = fails(capsys, "train", "digits", *options)
+        assert said in complaint and complaint.startswith("stam: ") and complaint.count("\n") == 1
+
+    def test_a_core_that_is_not_as_asked_for_is_refused(self, tmp_path, capsys):
+        given = ("--patch-size", "8", "--num-heads", "6")
+        complaint = fails(capsys, "train", "digits", "--out", tmp_path / "x", *given)
+        assert "num_heads 3 instead of 6, patch_size 4 instead of 8: set --num-heads 3 --patch-size 4" in (
+            complaint
+        )
+
+    def test_a_demo_goes_on_with_a_demo_only(self, tmp_path, capsys):
+        folder = RunFolder.create(tmp_path / "run")
+        folder.write_record("aid", get_recipe("aid"), SplitRecord(("a", "b"), 3, 2, "x"))
+        assert "is no demo" in fails(capsys, "demo", "--resume", "--out", tmp_path / "run")
+        assert "leave out --epochs" in fails(capsys, "demo", "--resume", "--epochs", "2")
+        assert "--num-scenes must be at least 1" in fails(capsys, "demo", "--num-scenes", "0")
+
+    def test_a_teacher_that_cannot_be_fine_tuned_leaves_no_folder(self, images, tmp_path, capsys):
+        out = tmp_path / "run"
+        command = ("train", "tiny", images, "--out", out, *TINY)
+        complaint = fails(capsys, *command, "--teacher-training.batch-size", "100")
+        assert "--teacher-training.batch-size 100 is larger than the 18 training images" in complaint
+        assert not out.exists()
+
+    @pytest.mark.parametrize(
+        ("option", "value", "said"),
+        [
+            ("--base-lr", "inf", "base_lr must be a finite number"),
+            ("--actor-lr", "-1", "actor_lr must be 0 or more"),
+            ("--actor-lr", "nan", "actor_lr must be a finite number"),
+            ("--temperature", "inf", "temperature must be a finite number"),
+            ("--seed", "99999999999999999999", "seed must be from 0 to 2**63 - 1"),
+            ("--mild-share", "0.5", "needs random crops"),
+            ("--handover", "3", "--handover is for the learned policy"),
+        ],
+    )
+    def test_values_that_make_no_sense(self, tmp_path, capsys, option, value, said):
+        given = ("--policy", "plus") if option == "--handover" else ()
+        complaint = fails(capsys, "train", "digits", "--out", tmp_path / "x", option, value, *given)
+        assert said in complaint and not (tmp_path / "x").exists()
+
+    def test_unreadable_images_are_skipped_only_where_all_are_checked(self, images, tmp_path, capsys):
+        complaint = fails(capsys, "train", "digits", images, "--out", tmp_path / "x", "--skip-unreadable")
+        assert "pass --check" in complaint
+
+    def test_features_that_do_not_fit_leave_no_folder(self, tmp_path, capsys):
+        out = tmp_path / "features"
+        complaint = fails(
+            *(capsys, "train", "digits", "--out", out, "--init", "none", "--width", "48"),
+            *("--feature-weight", "1"),
+        )
+        assert "this one is 96 wide: use feature_weight 0" in complaint and not out.exists()
+
+
+def test_training_that_diverges_says_so(images, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Meter, "means", lambda self: {"supervised": float("nan")})
+    complaint = fails(capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY)
+    assert "training diverged, loss/supervised is nan in epoch 1" in complaint
+    assert not (tmp_path / "x/metrics.jsonl").exists()
+
+
+def test_ctrl_c_at_the_end_of_the_teacher_begins_no_agent(images, tmp_path, capsys, monkeypatch):
+    validated, left = finetuning.whole_image_accuracy, [2]  # validations of the teacher
+
+    def interrupted(*given):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return validated(*given)
+
+    monkeypatch.setattr(finetuning, "whole_image_accuracy", interrupted)
+    complaint = fails(capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY)
+    assert "interrupted and saved; to go on: stam train --resume --out" in complaint
+    assert not (tmp_path / "x/metrics.jsonl").exists()
+    monkeypatch.undo()
+    run("train", "--resume", "--out", tmp_path / "x")
+    assert (tmp_path / "x/metrics.jsonl").exists()
+
+
+def test_a_hub_name_without_the_hub_says_which_file_to_bring(images, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    complaint = fails(
+        capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--init", "hub:some/deit"
+    )
+    assert "bring the file model.safetensors of 'some/deit'" in complaint and "stam-vision[hub]" in complaint
+
+
+def test_no_space_left(images, tmp_path, capsys, monkeypatch):
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    complaint = fails(capsys, "train", "tiny", images, "--out", tmp_path / "run", *TINY)
+    assert "No space left on device" in complaint
+
+
+def test_bare_and_wrong_commands_show_examples(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([])
+    assert stopped.value.code == 2 and "stam train digits" in capsys.readouterr().out
+    assert "did you mean 'train'" in fails(capsys, "trian")
+    cli.main(["--version"])
+    assert stam.__version__ in capsys.readouterr().out
+
+
+def test_help_lists_the_recipes(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run("train", "tiny", "--help")
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert "imagenet-small-glimpse48" in shown and "--actor-width" in shown
+
+
+def test_prepare_names_the_dataset(tmp_path, capsys):
+    assert "stam prepare fmow SOURCE" in fails(capsys, "prepare", "--out", tmp_path)
+    assert "'fmw' is unknown: did you mean 'fmow'" in fails(
+        capsys, "prepare", "fmw", tmp_path, "--out", tmp_path / "o"
+    )
+
+
+def test_metrics_go_to_tensorboard_when_asked(images, tmp_path):
+    pytest.importorskip("tensorboard", reason="the extra `logging` is not installed")
+    run("train", "tiny", images, "--out", tmp_path / "run", *TINY, "--policy", "random", "--tensorboard")
+    (events,) = (tmp_path / "run/tensorboard").glob("events.*")
+    assert b"val/score" in events.read_bytes()

@@ -1,0 +1,90 @@
+"""Multiply-adds counted from the architecture, against torch's own counter."""
+
+import pytest
+import torch
+from agents import tiny_config
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import stam
+from stam.evaluation import actor_multiply_adds, core_multiply_adds, measure_cost, multiply_adds
+
+CONFIGS = [
+    {},
+    dict(image_size=32, glimpse_size=16, patch_size=8, width=36, depth=3, mlp_ratio=2.0, num_classes=7),
+    dict(channels=1, mean=(0.5,), std=(0.5,), depth=1, actor_width=40),
+]
+
+
+def counted(call) -> int:
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():  # torch does not count the CPU's fused one
+        call()
+    return counter.get_total_flops() // 2  # torch counts a multiply-add as two
+
+
+@pytest.mark.parametrize("settings", CONFIGS)
+def test_the_count_is_torchs(settings):
+    agent = stam.Agent(tiny_config(**settings)).eval()
+    config, grid = agent.config, agent.grid
+    images = torch.randn(1, config.channels, *grid.image_size)
+    for count in (1, 2, grid.num_locations):
+        locations = torch.arange(count)[None]
+        memory = None
+        for here in locations.unbind(1):
+            memory = agent.remember(memory, grid.cut(images, here[:, None])[:, 0], here)
+        measured = counted(lambda memory=memory: agent.believe(memory))
+        assert core_multiply_adds(config, count * grid.patches_per_glimpse) == measured
+        unseen = torch.arange(count, grid.num_locations)[None]
+        if unseen.shape[1]:
+            state = torch.randn(1, 2 * config.width)
+            measured = counted(lambda state=state, unseen=unseen: agent.actor(state, unseen))
+            assert actor_multiply_adds(config, count) == measured
+
+
+@pytest.mark.parametrize("policy", ["learned", "spiral"])
+def test_the_steps_add_up_to_a_whole_look(policy):
+    agent = stam.Agent(tiny_config()).eval()
+    images = torch.randn(1, 3, 24, 32)
+    cost = multiply_adds(agent.config, 5, learned=policy == "learned")
+    first, chosen = torch.zeros(1, dtype=torch.long), agent.policy(policy)
+    # step by step: a whole look packs weights, which the counter does not see, and rates locations once
+    assert cost.cumulative[-1] == counted(lambda: agent.look_from(images, 5, first, chosen))
+    assert cost.cumulative[1] == cost.per_step[0] + cost.per_step[1]
+    assert cost.actor[-1] == 0  # after the last glimpse nothing is decided
+
+
+def test_a_mirror_image_is_encoded_too():
+    plain, mirrored = (multiply_adds(tiny_config(mirrored=both), 4, learned=True) for both in (False, True))
+    assert mirrored.core == tuple(2 * count for count in plain.core)
+    assert mirrored.actor == plain.actor and mirrored.whole_image == plain.whole_image
+    agent = stam.Agent(tiny_config(mirrored=True)).eval()
+    memory = agent.remember(None, torch.randn(1, 3, *agent.grid.glimpse_size), torch.tensor([2]))
+    assert counted(lambda: agent.believe(memory)) == mirrored.core[0]
+
+
+def test_an_actor_costs_nothing_after_the_handover():
+    plain, handed = (multiply_adds(tiny_config(handover=after), 6, learned=True) for after in (None, 3))
+    assert handed.core == plain.core and handed.actor == (*plain.actor[:2], 0, 0, 0, 0)
+    assert multiply_adds(tiny_config(handover=50), 6, learned=True) == plain
+    agent = stam.Agent(tiny_config(handover=3)).eval()
+    assert measure_cost(agent, 6, batch_sizes=(), seconds=0).actor == handed.actor
+
+
+def test_the_papers_agent():
+    """DeiT-Small on 224 x 224 pixels takes about 4.6 G multiply-adds, of which the last block saves some."""
+    config = stam.AgentConfig.of_size("small", 1000)
+    whole = multiply_adds(config, 49, learned=True).whole_image
+    assert 4.1e9 < whole < 4.6e9
+    assert core_multiply_adds(config, 196) == whole
+
+
+def test_latency_is_measured_for_every_step_and_batch():
+    agent = stam.Agent(tiny_config()).eval()
+    cost = measure_cost(agent, 4, batch_sizes=(1, 3), seconds=0)
+    assert [each.batch_size for each in cost.latency] == [1, 3]
+    for each in cost.latency:
+        assert len(each.per_step_ms) == len(each.cumulative_ms) == 4 and each.repeats == 3
+        assert min(each.per_step_ms) > 0 and list(each.cumulative_ms) == sorted(each.cumulative_ms)
+        assert each.device == "cpu"
+    assert measure_cost(agent, 4, "random", batch_sizes=(1,), seconds=0).actor == (0, 0, 0, 0)

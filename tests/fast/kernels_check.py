@@ -1,0 +1,73 @@
+"""Run with TRITON_INTERPRET=1: every kernel, in Triton's interpreter, against the plain operations."""
+
+import copy
+
+import torch
+
+from stam import AgentConfig
+from stam.fast import kernels
+from stam.learning.objective import distance_from
+from stam.model.agent import Agent
+from stam.model.episode import Belief
+
+BATCH = 24  # batch norm over few rows magnifies every rounding
+torch.set_autocast_dtype("cuda", torch.float32)  # what the kernels round to: nothing
+torch.manual_seed(0)
+agent = Agent(
+    AgentConfig(
+        num_classes=5,
+        image_size=32,
+        glimpse_size=8,
+        patch_size=4,
+        width=48,  # rows that do not fill a tile
+        depth=3,
+        num_heads=3,
+        drop_path=0.3,
+        actor_width=40,
+        critic_width=16,
+    )
+).train()
+agent.add_critic()
+fused = copy.deepcopy(agent)
+for count in (1, 9):
+    locations = torch.stack([torch.randperm(16)[:count] for _ in range(BATCH)])
+    patches = agent.grid.patches(agent.grid.cut(torch.randn(BATCH, 3, 32, 32), locations))
+    inputs = patches, agent.positions[locations].flatten(1), agent.sample_drop_path(BATCH)
+    rest = torch.stack([torch.randperm(16)[: 16 - count] for _ in range(BATCH)])
+    log_q = (4 * torch.randn(BATCH, 5)).log_softmax(dim=1)
+    found = []
+    for one in (agent, fused):
+        kernels.usable = lambda x, on=one is fused: on
+        with torch.no_grad():
+            unlearned = one.core(*inputs)
+        features = one.core(*inputs)
+        logits = one.actor(features.flatten(1), rest)
+        value = one.critic(features.flatten(1))
+        (features.square().sum() + logits.square().sum() + value.square().sum()).backward()
+        grads = {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
+        distance = distance_from(log_q, Belief(features.flatten(1), *one.core.classify(features)))
+        results = {"features": features, "features, no gradient": unlearned, "logits": logits, "value": value}
+        results |= {"distance": distance}
+        found.append(results | grads | dict(one.named_buffers()))
+        one.zero_grad(set_to_none=True)
+    for name, wanted in found[0].items():
+        message = f"{name} after {count} glimpses"
+        if name not in found[1]:  # a bias that batch norm takes away again
+            assert name.endswith("bias") and wanted.abs().max() < 1e-3, message
+            continue
+        torch.testing.assert_close(
+            found[1][name], wanted, atol=1e-3, rtol=1e-3, msg=lambda text, at=message: f"{at}: {text}"
+        )
+
+# a core that is trained in part: the others' gradients are the same, and nothing is computed for what stays
+for name, parameter in fused.named_parameters():
+    parameter.requires_grad_(".mlp." not in name)
+fused.core(*inputs).square().sum().backward()
+in_part = {name: p.grad for name, p in fused.named_parameters() if p.grad is not None}
+fused.zero_grad(set_to_none=True)
+fused.requires_grad_(True)
+fused.core(*inputs).square().sum().backward()
+for name, parameter in fused.core.named_parameters(prefix="core"):
+    assert (name in in_part) == (".mlp." not in name and parameter.grad is not None), name
+    if name in in_part:
+        torch.testing.assert_close(in_part[name], parameter.grad)

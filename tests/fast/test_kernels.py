@@ -1,0 +1,33 @@
+"""The kernels agree with the plain operations, where Triton is installed (it comes with torch for GPUs)."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stam.fast import kernels
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton comes with torch for GPUs")
+def test_kernels_agree_with_plain_operations():
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    check = Path(__file__).parent / "kernels_check.py"
+    done = subprocess.run([sys.executable, check], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_kernels_are_for_a_gpu_in_half_precision():
+    assert not kernels.usable(torch.zeros(1))
+
+
+def test_kernels_can_be_switched_off_and_are_on_again_after():
+    with kernels.switched(False):
+        assert kernels._switched_off
+        with kernels.switched(True):
+            assert not kernels._switched_off
+        assert kernels._switched_off
+    assert not kernels._switched_off

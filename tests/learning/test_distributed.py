@@ -1,0 +1,160 @@
+"""Training by several processes: together they learn what one would have learned."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from images import make_image_folder
+
+from stam.cli.processes import processes
+from stam.errors import ConfigError
+from stam.learning import distributed
+
+SETTINGS = (
+    *("--image-size", "32", "--glimpse-size", "8", "--patch-size", "4", "--width", "32", "--depth", "2"),
+    *("--num-heads", "2", "--actor-width", "32", "--critic-width", "16", "--drop-path", "0.2"),
+    *("--num-glimpses", "3", "--extra-looks", "1", "--extra-glimpses", "2", "--epochs", "2"),
+    *("--epoch-share", "1", "--batch-size", "8", "--base-lr", "1e-2", "--actor-lr", "1e-2"),
+    *("--resize-size", "None", "--device", "cpu", "--num-workers", "0", "--init", "none", "--no-check"),
+    *("--teacher-training.epochs", "1", "--teacher-training.batch-size", "8"),
+    *(
+        "--teacher-training.warmup-epochs",
+        "0",
+        "--teacher-training.mixup",
+        "0",
+        "--teacher-training.cutmix",
+        "0",
+    ),
+    *("--teacher-training.erasing", "0", "--teacher-training.device", "cpu"),
+)
+
+# The second process is told to stop in some batch, or nobody is.
+WORKER = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+from stam.cli import main
+from stam.learning.training import AgentLearner
+
+learn, left = AgentLearner.train_batch, [int(os.environ["STOP_AFTER"])]
+
+def train_batch(self, place, raw):
+    left[0] -= 1
+    if left[0] == 0 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGINT)
+    learn(self, place, raw)
+
+AgentLearner.train_batch = train_batch
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main(sys.argv[1:])
+"""
+
+
+def run(world: int, *arguments: object, stop_after: int = 0) -> list[tuple[int, str]]:
+    """Runs the command line in several processes; returns how each ended and what it said."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+        "STOP_AFTER": str(stop_after),
+    }
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, *map(str, arguments)],
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        said = [worker.communicate(timeout=120)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    return [(worker.returncode, text) for worker, text in zip(workers, said, strict=True)]
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_alike(found: Path, expected: Path) -> None:
+    for here, there in zip(metrics(found), metrics(expected), strict=True):
+        assert here.keys() == there.keys()
+        for name, value in there.items():
+            assert here[name] == pytest.approx(value, rel=2e-3, abs=2e-4), name
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A folder of images, and two runs that one process trained: learned, and following an order."""
+    home = tmp_path_factory.mktemp("processes")
+    make_image_folder(home / "images", train=8)
+    for policy in ("learned", "plus"):
+        ((code, said),) = run(
+            1, "train", "tiny", home / "images", "--out", home / policy, "--policy", policy, *SETTINGS
+        )
+        assert code == 0, said
+    return home
+
+
+@pytest.mark.parametrize("policy", ["learned", "plus"])
+def test_two_processes_learn_what_one_learns(runs, policy):
+    """Losses, rewards, normalisations and the teacher's training: over the batch of both, not of each."""
+    out = runs / f"{policy}-two"
+    ended = run(2, "train", "tiny", runs / "images", "--out", out, "--policy", policy, *SETTINGS)
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert_alike(out, runs / policy)
+    assert_alike(out / "teacher", runs / policy / "teacher")
+    assert "next: stam evaluate" in ended[0][1] and "next:" not in ended[1][1]
+
+
+def test_all_stop_where_one_is_told_to_and_one_can_go_on_alone(runs):
+    out = runs / "stopped"
+    command = ("train", "tiny", runs / "images", "--out", out, "--policy", "learned", *SETTINGS)
+    ended = run(2, *command, stop_after=2)  # of three batches an epoch
+    assert [code for code, _ in ended] == [2, 2], ended
+    assert f"torchrun --nproc-per-node 2 -m stam train --resume --out {out}" in ended[0][1]
+    assert "stam:" not in ended[1][1]
+    ((code, said),) = run(1, "train", "--resume", "--out", out)
+    assert code == 0, said
+    assert_alike(out, runs / "learned")
+
+
+def test_work_of_one_process_draws_the_same_however_many_there_are(monkeypatch):
+    def draw(world: int) -> torch.Tensor:
+        monkeypatch.setattr(distributed, "world_size", lambda: world)
+        generator = torch.Generator().manual_seed(0)
+        rows = [distributed.draw_rows(lambda n: torch.rand(n, generator=generator), 3) for _ in range(2)]
+        return torch.cat(rows)
+
+    assert not draw(1).equal(draw(2))
+    with distributed.alone():
+        assert draw(1).equal(draw(2))
+
+
+def test_processes_share_no_gpu(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="use --device cuda instead of cuda:0"), processes("cuda:0"):
+        pass
+    with pytest.raises(ConfigError, match="0 GPUs were found"), processes("cuda"):  # and not a traceback
+        pass
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(runs):
+    ended = run(3, "train", "tiny", runs / "images", "--out", runs / "three", *SETTINGS)
+    assert [code for code, _ in ended] == [2, 2, 2]
+    assert "cannot be shared by 3 processes: use a multiple of 3" in ended[0][1]
+    assert not (runs / "three").exists()

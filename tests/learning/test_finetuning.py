@@ -1,0 +1,105 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from images import make_image_folder
+
+from stam.config import AgentConfig
+from stam.data import open_scenes
+from stam.data.mixing import erase, mix, mix_each, smooth_targets
+from stam.errors import ConfigError, StamError
+from stam.learning.finetuning import build_student, finetune, whole_image_accuracy
+from stam.learning.runs import RunFolder
+from stam.settings import DataConfig, TeacherConfig
+from stam.weights import package_folder, save_agent
+from stam.weights.locate import start_agent
+
+
+def random(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_smoothed_targets_sum_to_one():
+    targets = smooth_targets(torch.tensor([1, 0]), 4, 0.1)
+    torch.testing.assert_close(targets.sum(1), torch.ones(2))
+    assert targets[0].tolist() == pytest.approx([0.025, 0.925, 0.025, 0.025])
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
+def test_mixing_keeps_the_share_of_pixels_and_of_targets_alike(mixup, cutmix):
+    images = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1).expand(2, 3, 16, 16)
+    targets = torch.eye(2)
+    for seed in range(20):
+        mixed, shares = mix(images, targets, mixup, cutmix, random(seed))
+        torch.testing.assert_close(mixed[0].mean(), shares[0, 1], atol=1e-5, rtol=0)
+        torch.testing.assert_close(shares.sum(1), torch.ones(2))
+    same, _ = mix(images, targets, 0.0, 0.0, random())
+    assert same.equal(images)
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
+def test_each_image_is_mixed_by_a_share_of_its_own(mixup, cutmix):
+    images = (torch.arange(64) % 2).float().view(64, 1, 1, 1).expand(64, 3, 16, 16)  # partners differ
+    targets = torch.eye(2).repeat(32, 1)
+    mixed, shares = mix_each(images, targets, mixup, cutmix, random())
+    torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), shares[:, 1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(shares.sum(1), torch.ones(64))
+    assert len(shares[:, 1].unique()) > 32
+    whole = ((mixed == 0) | (mixed == 1)).flatten(1).all(1)  # pasted, not blended
+    assert whole.all() if not mixup else (whole.any() and not whole.all()) if cutmix else not whole.any()
+    same, _ = mix_each(images, targets, 0.0, 0.0, random())
+    assert same.equal(images)
+
+
+def test_erasing_hits_the_share_asked_for_and_leaves_the_rest():
+    images = torch.zeros(2000, 1, 12, 12)
+    erased = erase(images, 0.25, random(), torch.Generator().manual_seed(0))
+    touched = (erased != 0).flatten(1).float().mean(1)
+    assert (touched > 0).float().mean().item() == pytest.approx(0.25, abs=0.04)
+    assert touched.max() <= 0.45
+    assert erase(images, 0.0, random(), torch.Generator()).equal(images)
+
+
+AGENT = AgentConfig(2, image_size=32, glimpse_size=16, patch_size=8, width=16, depth=1, num_heads=2)
+DATA = DataConfig("x", resize_size=36, num_workers=0)
+
+
+def test_a_teacher_learns_from_images(tmp_path):
+    splits = open_scenes(make_image_folder(tmp_path / "data", classes=2, train=12, val=6))
+    config = TeacherConfig(
+        epochs=12, batch_size=8, base_lr=0.2, warmup_epochs=1, validate_every=4, device="cpu",
+        smoothing=0.0, mixup=0.0, cutmix=0.0, erasing=0.0,
+    )  # fmt: skip
+    data = dataclasses.replace(DATA, augment=dataclasses.replace(DATA.augment, num_ops=0))
+    torch.manual_seed(0)
+    model, record = build_student(config, AGENT, "none", splits.train.classes)
+    run = RunFolder.create(tmp_path / "run")
+    teacher = finetune(run, config, data, AGENT, model, record, splits.train, splits.val)
+    assert whole_image_accuracy(teacher, AGENT, DATA, splits.val) > 0.9  # the colour gives the class away
+
+
+def test_a_student_starts_from_an_agent_or_the_package(tmp_path):
+    model, record = build_student(TeacherConfig(), AGENT, "none", ("a", "b"))
+    assert record["vit"]["distilled"] is False and model.head.weight.shape == (2, 16)
+    digits = AgentConfig(3, image_size=56, glimpse_size=8, patch_size=4, width=96, depth=4, num_heads=3)
+    model, record = build_student(TeacherConfig(), digits, "package:digits-teacher", ("a", "b", "c"))
+    assert model.head.weight.shape == (3, 96) and not record["vit"]["distilled"]
+    with pytest.raises(StamError, match="timm"):
+        build_student(TeacherConfig(model="timm:resnet18"), AGENT, "none", ("a", "b"))
+    with pytest.raises(ConfigError, match="use deit, or timm:NAME"):
+        TeacherConfig(model="resnet18")
+
+
+def test_an_agent_starts_from_another_with_its_actor_where_it_fits(tmp_path):
+    first = start_agent("none", AGENT)
+    save_agent(first, tmp_path / "first")
+    second = start_agent(str(tmp_path / "first"), AGENT)
+    assert second.actor.fc1.weight.equal(first.actor.fc1.weight)
+    narrower = start_agent(str(tmp_path / "first"), dataclasses.replace(AGENT, actor_width=8, num_classes=5))
+    assert narrower.core.norm.weight.equal(first.core.norm.weight)
+    assert narrower.actor.fc1.weight.shape == (8, 8) and narrower.core.head.weight.shape == (5, 16)
+    with pytest.raises(ConfigError, match="a core of depth 1 instead of 2: set --depth 1"):
+        start_agent(str(tmp_path / "first"), dataclasses.replace(AGENT, depth=2))
+    with pytest.raises(StamError, match="the package has no model"):
+        package_folder("nonsense")

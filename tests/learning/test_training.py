@@ -1,0 +1,247 @@
+"""The learner: the weights a step uses, what changes in place, and the fast paths where they run."""
+
+import dataclasses
+import gc
+import math
+
+import numpy as np
+import pytest
+import torch
+from learners import AGENT, learner
+
+from stam.config import AgentConfig
+from stam.data import RawBatch
+from stam.errors import ConfigError
+from stam.evaluation import core_multiply_adds
+from stam.evaluation.scenes import SceneOrders, random_orders
+from stam.evaluation.speed import (
+    NoScenes,
+    batches_from,
+    look_speed,
+    loss_agreement,
+    make_learner,
+    make_teacher,
+    plain_look,
+    training_flops,
+    training_speed,
+)
+from stam.fast import cuda_graph as recording
+from stam.fast.cuda_graph import Pipeline
+from stam.learning.loop import Meter, Place
+from stam.learning.optimisation import make_optimiser, restore_optimiser
+from stam.learning.training import AgentLearner
+from stam.model.agent import Agent
+from stam.model.teacher import Teacher
+from stam.settings import RunConfig, TrainingConfig
+
+
+def losses_of_a_batch(**training) -> dict[str, float]:
+    made = learner(**training)
+    for _ in batches_from(made, None, 1):
+        pass
+    return made.meter.means()
+
+
+def test_every_update_uses_the_weights_of_the_one_before_in_half_precision_too():
+    """Autocast keeps the weights it has rounded: one context over a whole batch would update in vain."""
+    fast = {"base_lr": 3.0, "min_lr": 3.0, "num_glimpses": 6}
+    standing = losses_of_a_batch(base_lr=0.0, min_lr=0.0, num_glimpses=6, precision="float32")
+    single, half = (losses_of_a_batch(**fast, precision=name) for name in ("float32", "bfloat16"))
+    moved = abs(single["supervised"] - standing["supervised"])
+    assert moved > 0.3
+    assert abs(half["supervised"] - single["supervised"]) < 0.6 * moved
+
+
+@pytest.mark.parametrize("consistency", ["soft", "hard", "none"])
+def test_mixed_images_are_learned_from_with_mixed_labels(consistency, monkeypatch):
+    shown = []
+    raw = RawBatch(
+        torch.randint(256, (16, 3, 40, 40), dtype=torch.uint8),
+        torch.full((16, 2), 40),
+        torch.arange(16) % AGENT.num_classes,
+        torch.arange(16),
+    )
+    made = learner(consistency=consistency, mixup=0.8, cutmix=1.0)
+    learn = made.learn_from
+    monkeypatch.setattr(made, "learn_from", lambda *given: (shown.append(given[:2]), learn(*given)))
+    for _ in range(2):
+        made.train_batch(Place(0, 0, False), raw)
+    images, labels = shown[0]
+    assert labels.shape == (16, AGENT.num_classes) and (labels > 0).sum() > 16
+    torch.testing.assert_close(labels.sum(1), torch.ones(16))
+    assert images.equal(shown[1][0]) and labels.equal(shown[1][1])  # the place in the run decides
+    assert all(math.isfinite(mean) for mean in made.meter.means().values())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_needs_no_gradient_is_not_trained(precision):
+    torch.manual_seed(0)
+    training = TrainingConfig(num_glimpses=3, batch_size=8, device="cpu", base_lr=1e-2, precision=precision)
+    agent = Agent(AGENT)
+    frozen = {name for name, _ in agent.named_parameters() if ".mlp." in name}
+    for name in frozen:
+        agent.get_parameter(name).requires_grad_(False)
+    made = make_learner(RunConfig(agent=AGENT, training=training), agent)
+    before = {name: value.clone() for name, value in agent.named_parameters()}
+    for _ in batches_from(made, None, 1):
+        pass
+    same = {name for name, value in agent.named_parameters() if torch.equal(value, before[name])}
+    assert frozen <= same and all(".mlp." in name or ".bias" in name for name in same)
+
+
+def test_the_teachers_features_are_followed_if_they_have_a_weight():
+    fast = {"base_lr": 2e-2, "min_lr": 2e-2}
+    means = losses_of_a_batch(feature_weight=5.0, **fast)
+    assert "features" not in losses_of_a_batch(**fast)
+    made = learner(feature_weight=5.0, **fast)
+    for _ in batches_from(made, None, 12):
+        pass
+    assert made.meter.means()["features"] < 0.8 * means["features"]
+
+
+def test_a_teacher_whose_features_cannot_be_followed_is_refused():
+    config = RunConfig(agent=AGENT, training=TrainingConfig(num_glimpses=4, feature_weight=1.0, device="cpu"))
+    wider = make_teacher(dataclasses.replace(AGENT, width=64))
+    other = Teacher(torch.nn.Flatten(), AGENT.num_classes)
+    for teacher, message in ((wider, "this one is 64 wide"), (other, "this one has no such features")):
+        with pytest.raises(ConfigError, match=f"needs a DeiT of width 32 as teacher, {message}: use"):
+            AgentLearner(config, Agent(AGENT), teacher, NoScenes())
+    plain = dataclasses.replace(config, training=TrainingConfig(num_glimpses=4, device="cpu"))
+    AgentLearner(plain, Agent(AGENT), other, NoScenes())
+
+
+def test_the_last_epochs_have_larger_crops(monkeypatch):
+    made = learner(epochs=8, mild_share=0.25)
+    used = []
+    for name in ("augment", "augment_mildly"):
+        monkeypatch.setattr(made, name, lambda images, *given, name=name: used.append(name) or images.float())
+    monkeypatch.setattr(made, "learn_from", lambda *given: None)
+    raw = RawBatch(
+        torch.zeros(16, 3, 32, 32, dtype=torch.uint8),
+        torch.full((16, 2), 32),
+        torch.zeros(16, dtype=torch.long),
+        torch.arange(16),
+    )
+    for epoch in range(8):
+        made.train_batch(Place(epoch, 0, False), raw)
+    assert used == ["augment"] * 6 + ["augment_mildly"] * 2
+    assert not any(TrainingConfig(epochs=8).is_mild(epoch) for epoch in range(8))
+    assert sum(TrainingConfig(epochs=10, mild_share=0.7).is_mild(epoch) for epoch in range(10)) == 7
+
+
+def test_rates_tau_and_means_change_in_place():
+    made = learner()
+    before = {name: id(rate) for name, rate in made.rates.items()} | {"tau": id(made.tau)}
+    images, labels = torch.randn(16, 3, 32, 32), torch.zeros(16, dtype=torch.long)
+    made.learn_from(images, labels, Place(0, 0, False))
+    sums = {name: id(value) for name, value in made.meter.sums.items()}
+    first = made.meter.means()
+    made.learn_from(images, labels, Place(100, 0, False))
+    assert {name: id(rate) for name, rate in made.rates.items()} | {"tau": id(made.tau)} == before
+    assert {name: id(value) for name, value in made.meter.sums.items()} == sums
+    assert made.tau == 4.0
+    assert first.keys() == made.meter.means().keys()
+    assert all(group["lr"] is made.rates[group["part"]] for group in made.optimiser.param_groups)
+
+
+@pytest.mark.parametrize(("extra_glimpses", "taken"), [(3, 3), (5, 4)])
+def test_extra_looks_are_more_updates_for_the_first_glimpses(extra_glimpses, taken):
+    made = learner(extra_looks=2, extra_glimpses=extra_glimpses, base_lr=1e-3)
+    plain = learner(base_lr=1e-3)
+    for one in (made, plain):
+        for _ in batches_from(one, None, 1):
+            pass
+    steps = [next(iter(one.optimiser.state.values()))["step"].item() for one in (made, plain)]
+    assert steps == [4 + 2 * taken, 4]
+    assert not made.agent.core.head.weight.equal(plain.agent.core.head.weight)
+    assert made.meter.means().keys() == plain.meter.means().keys()
+
+
+def test_a_meter_starts_over_and_leaves_out_what_was_not_added():
+    meter = Meter()
+    meter.add({"a": torch.tensor(1.0), "b": torch.tensor(5.0)})
+    meter.add({"a": torch.tensor(3.0)})
+    assert meter.means() == {"a": 2.0, "b": 5.0}
+    meter.add({"a": torch.tensor(7.0)})
+    assert meter.means() == {"a": 7.0}
+
+
+def test_a_restored_optimiser_keeps_the_rates_that_are_changed_in_place():
+    layer = torch.nn.Linear(2, 2)
+    rates = {"all": torch.zeros(())}
+    optimiser = make_optimiser({"all": layer.named_parameters()}, 0.05, rates)
+    state = optimiser.state_dict()
+    state["param_groups"][0]["capturable"] = True  # as saved on a GPU
+    rates["all"].fill_(0.5)
+    restore_optimiser(optimiser, state, rates)
+    assert all(group["lr"] is rates["all"] and not group["capturable"] for group in optimiser.param_groups)
+
+
+def test_no_garbage_is_collected_while_a_batch_is_recorded():
+    """What is freed then on a GPU ends the recording."""
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="stop"), recording._no_garbage_collection():
+        assert not gc.isenabled()
+        raise ValueError("stop")
+    assert gc.isenabled()
+
+
+def test_a_pipeline_without_a_gpu_changes_nothing():
+    pipeline = Pipeline(torch.device("cpu"))
+    with pipeline.preparing():
+        prepared = torch.ones(2)
+    with pipeline.using(prepared):
+        assert prepared.sum() == 2
+
+
+def test_losses_in_half_precision_agree_with_single():
+    single, half = loss_agreement(AGENT, "cpu", num_glimpses=4)
+    assert max(single.differences) == 0
+    assert max(half.differences) < 0.05
+
+
+def test_benchmarks_measure_training_and_looking():
+    for from_files in (False, True):
+        speed = training_speed(
+            agent=AGENT, batch_size=8, num_glimpses=3, device="cpu", num_batches=2, from_files=from_files
+        )
+        assert speed.images_per_second > 0 and speed.tera_flops > 0
+        assert speed.source == ("files" if from_files else "device")
+        assert not speed.compiled and speed.memory_gib is None
+    looking = look_speed("tiny", batch_size=1, num_glimpses=2, rounds=1)
+    assert looking.images_per_second > 0 and looking.plain_images_per_second > 0
+
+
+def test_the_plain_loop_looks_where_the_agent_looks():
+    torch.manual_seed(1)
+    agent = Agent(AGENT).eval()
+    images, first = torch.randn(3, 3, 32, 32), torch.tensor([0, 5, 9])
+    with torch.no_grad():
+        assert torch.equal(plain_look(agent, images, 6, first), agent.look(images, 6, first).locations)
+
+
+def test_operations_are_counted_as_the_paper_counts_them():
+    """DeiT-Tiny takes 1.25 G multiply-adds for an image; ours leaves out most of the last block."""
+    config = AgentConfig.of_size("tiny", 1000)
+    assert 1.14e9 < core_multiply_adds(config, 196) < 1.25e9
+    without = dataclasses.replace(config, policy="random")
+    assert training_flops(config, 21) > 1.5 * training_flops(without, 21)
+
+
+@pytest.mark.parametrize("policy", ["learned", "spiral", "random"])
+def test_recorded_looks_are_looks(policy, monkeypatch):
+    """Without a GPU nothing is recorded, but what would be is the same."""
+    monkeypatch.setattr(recording, "RecordedFunction", lambda function: function)
+    torch.manual_seed(0)
+    agent, grid = Agent(AGENT).eval(), AGENT.grid
+    images, first = torch.randn(3, 3, 32, 32), torch.tensor([0, 5, 9])
+    if policy == "random":
+        orders = random_orders(grid, np.arange(3), seed=1)
+        given, more = orders, (orders.priorities,)
+        recorded = recording.RecordedLook(agent, 6, SceneOrders)
+    else:
+        given, more = agent.policy(policy), ()
+        recorded = recording.RecordedLook(agent, 6, lambda: given)
+    trace, wanted = recorded(images, first, *more), agent.look(images, 6, first, given)
+    assert torch.equal(trace.locations, wanted.locations)
+    torch.testing.assert_close(trace.probabilities, wanted.probabilities, atol=1e-5, rtol=1e-4)

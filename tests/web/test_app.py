@@ -1,0 +1,283 @@
+import asyncio
+import io
+import time
+
+import httpx
+import numpy as np
+import pytest
+from agents import tiny_config
+from PIL import Image
+from serving import RunningServer, bomb
+from sessions import feed
+
+import stam
+from stam.scene.sensor import ImageSensor
+from stam.web import Limits, Service, serve
+from stam.web.scenes import paint_landscape, sample_scenes
+
+PNG = {"content-type": "image/png"}
+RAW = {"content-type": "application/octet-stream"}
+JSON = {"content-type": "application/json"}
+PAGE_FILES = ["app.js", "api.js", "board.js", "panels.js", "scene.js", "track.js", "style.css", "icon.svg"]
+
+
+def png(pixels) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def scene_pixels(seed=0, height=24, width=32):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def cut(pixels, location):
+    row, column = location
+    return np.ascontiguousarray(pixels[row * 8 : row * 8 + 8, column * 8 : column * 8 + 8])
+
+
+@pytest.fixture
+def client(web_agent):
+    service = Service(web_agent, "tiny", Limits(max_sessions=5, max_upload_bytes=300_000))
+    with RunningServer(service) as url, httpx.Client(base_url=url, timeout=30) as opened:
+        yield opened
+
+
+def open_session(client, **settings) -> dict:
+    answer = client.post("/api/sessions", json=settings)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def test_the_agent_says_all_that_a_sensor_needs(client):
+    info = client.get("/api/agent").json()
+    assert info["labels"] == list("abcde") and info["grid"]["rows"] == 3 and info["grid"]["columns"] == 4
+    assert info["grid"]["glimpse_size"] == [8, 8] and info["threshold"] == 0.9
+    assert info["policies"] == ["learned", "random", "plus", "spiral", "centre-out"]
+    assert info["limits"]["max_sessions"] == 5
+
+
+@pytest.mark.parametrize("form", ["png", "raw"])
+def test_a_remote_sensor_hears_what_a_session_says(client, web_agent, form):
+    pixels = scene_pixels()
+    session = open_session(client, first_location=[1, 2], threshold=0.5)
+    sensor = ImageSensor(Image.fromarray(pixels), web_agent.grid)
+    location = session["location"]
+    for want in feed(web_agent.session(first_location=(1, 2), threshold=0.5), sensor, 12):
+        glimpse = cut(pixels, location)
+        body, headers = (png(glimpse), PNG) if form == "png" else (glimpse.tobytes(), RAW)
+        answer = client.post(f"/api/sessions/{session['id']}/glimpses", content=body, headers=headers)
+        step = answer.json()
+        assert step["probabilities"] == pytest.approx(want.probabilities.tolist(), abs=1e-6)
+        assert (step["stop"], step["num_glimpses"]) == (want.stop, want.num_glimpses)
+        assert step["location"] == (None if want.location is None else list(want.location))
+        assert step["policy_map"] is None
+        location = step["location"]
+    answer = client.post(f"/api/sessions/{session['id']}/glimpses", content=png(glimpse), headers=PNG)
+    assert answer.status_code == 409 and "every location has been seen" in answer.json()["error"]
+
+
+def test_off_target_repeated_missed_rewound_and_closed(client):
+    pixels = scene_pixels()
+    key = open_session(client, first_location=[0, 0])["id"]
+    where = f"/api/sessions/{key}"
+
+    def post(place, **query):
+        query |= {"row": place[0], "column": place[1]}
+        return client.post(f"{where}/glimpses", content=png(cut(pixels, place)), headers=PNG, params=query)
+
+    assert post((2, 3)).json()["num_glimpses"] == 1
+    assert post((2, 3)).json()["num_glimpses"] == 1
+    step = post((0, 1), map=True).json()
+    assert len(step["policy_map"]) == 3 and sum(map(sum, step["policy_map"])) == pytest.approx(1, abs=1e-4)
+    asked = client.get(where).json()
+    assert asked["seen"] == [[2, 3], [0, 1]] and asked["step"]["label"] == step["label"]
+    missed = client.post(f"{where}/missed").json()
+    assert missed["missed"] == [asked["location"]] and missed["location"] != asked["location"]
+    assert client.post(f"{where}/missed", json={"location": [1, 1]}).json()["missed"].count([1, 1]) == 1
+    assert client.get(f"{where}/map").json()[2][3] == 0
+    rewound = client.post(f"{where}/rewind", json={"num_glimpses": 1}).json()
+    assert rewound["seen"] == [[2, 3]] and rewound["missed"] == []
+    assert client.post(f"{where}/rewind", json={"num_glimpses": 0}).json()["step"] is None
+    assert client.delete(where).status_code == 204
+    assert client.get(where).status_code == 404
+
+
+BAD_GLIMPSES = [
+    (b"", PNG, 422, "cannot be read"),
+    (b"not an image", PNG, 422, "broken, or none of PNG"),
+    (png(scene_pixels(0, 8, 8))[:80], PNG, 422, "cannot read the image"),
+    (png(scene_pixels(0, 8, 9)), PNG, 422, "a glimpse is 8x8 pixels, got 8x9"),
+    (bomb(), PNG, 413, "far too many pixels"),
+    (bomb(20_000, 4_000), PNG, 422, "a glimpse is 8x8 pixels"),
+    (bomb(20_000, 6_000), PNG, 413, "far too many pixels"),
+    (b"\0" * 191, RAW, 422, "192 bytes, row by row; got 191"),
+    (b"\0" * 192, {"content-type": "text/plain"}, 415, "got 'text/plain'"),
+    (b"\0" * 192, {}, 415, "got ''"),
+    (b"\0" * 400_000, RAW, 413, "300000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("body", "headers", "code", "message"), BAD_GLIMPSES)
+def test_a_bad_glimpse_is_refused(client, body, headers, code, message):
+    key = open_session(client)["id"]
+    answer = client.post(f"/api/sessions/{key}/glimpses", content=body, headers=headers)
+    assert answer.status_code == code and message in answer.json()["error"]
+    assert client.get(f"/api/sessions/{key}").json()["num_glimpses"] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "code", "message"),
+    [
+        ("GET", "/api/sessions/nobody", {}, 404, "no session 'nobody'"),
+        ("GET", "/api/sessions/a b", {}, 422, "session_id"),
+        ("POST", "/api/sessions", {"json": {"policy": "spirl"}}, 422, "policy"),
+        ("POST", "/api/sessions", {"json": {"colour": 1}}, 422, "colour"),
+        ("POST", "/api/sessions", {"json": {"threshold": 2}}, 422, "threshold"),
+        ("POST", "/api/sessions", {"json": {"first_location": [3, 0]}}, 422, "not on the grid"),
+        ("POST", "/api/sessions", {"content": b"{", "headers": JSON}, 422, "JSON"),
+        ("GET", "/api/scenes/99", {}, 404, "no scene 99"),
+        ("PUT", "/api/agent", {}, 405, "Not Allowed"),
+        ("GET", "/api/nothing", {}, 404, "Not Found"),
+        ("POST", "/api/view", {"content": bomb(), "headers": PNG}, 413, "too many pixels"),
+        ("POST", "/api/view", {"content": bomb(7_000, 7_000), "headers": PNG}, 413, "at most 40000000"),
+        ("POST", "/api/view", {"content": b"GIF89a", "headers": PNG}, 422, "cannot be read"),
+        ("POST", "/api/view", {"content": b"x" * 300_001, "headers": PNG}, 413, "300000 bytes"),
+        ("POST", "/api/view", {"content": b"x", "headers": RAW}, 415, "send an image"),
+        ("GET", "/docs", {}, 404, "Not Found"),
+    ],
+)
+def test_a_wrong_request_gets_a_clear_answer(client, method, path, options, code, message):
+    answer = client.request(method, path, **options)
+    assert answer.status_code == code and message in answer.json()["error"]
+
+
+def test_a_body_that_lies_about_its_length_is_stopped_as_it_arrives(client):
+    def drip():
+        for _ in range(50):
+            yield b"x" * 10_000
+
+    for path, headers in (("/api/view", PNG), ("/api/sessions", JSON)):
+        answer = client.post(path, content=drip(), headers=headers)
+        assert answer.status_code == 413 and "300000 bytes" in answer.json()["error"]
+
+
+def test_half_a_location_is_refused(client):
+    key = open_session(client)["id"]
+    answer = client.post(f"/api/sessions/{key}/glimpses?row=1", content=b"\0" * 192, headers=RAW)
+    assert answer.status_code == 422 and "both row and column" in answer.json()["error"]
+
+
+def test_too_many_sessions_are_refused_until_one_is_closed(client):
+    keys = [open_session(client)["id"] for _ in range(5)]
+    answer = client.post("/api/sessions")
+    assert answer.status_code == 429 and "close one" in answer.json()["error"]
+    assert int(answer.headers["retry-after"]) > 0
+    client.delete(f"/api/sessions/{keys[0]}")
+    open_session(client)
+
+
+def test_an_idle_session_expires(web_agent):
+    service = Service(web_agent, limits=Limits(idle_seconds=0.05))
+    with RunningServer(service) as url, httpx.Client(base_url=url) as client:
+        key = open_session(client)["id"]
+        time.sleep(0.1)
+        assert client.get(f"/api/sessions/{key}").status_code == 404
+
+
+def test_scenes_are_offered_at_the_agents_size(client):
+    scenes = client.get("/api/scenes").json()
+    assert [scene["name"] for scene in scenes][:2] == ["Landscape 1", "Landscape 2"]
+    answer = client.get(f"/api/scenes/{scenes[0]['id']}")
+    assert answer.headers["content-type"] == "image/png"
+    assert Image.open(io.BytesIO(answer.content)).size == (32, 24)
+
+
+def test_an_upload_is_brought_to_size_and_not_kept(client):
+    answer = client.post("/api/view", content=png(scene_pixels(1, 100, 300)), headers=PNG)
+    assert Image.open(io.BytesIO(answer.content)).size == (32, 24)
+    same = scene_pixels(2)
+    answer = client.post("/api/view", content=png(same), headers={"content-type": "image/png; charset=x"})
+    assert (np.asarray(Image.open(io.BytesIO(answer.content))) == same).all()
+
+
+def test_digit_agents_get_digits_and_folders_are_listed(tmp_path):
+    digits = tiny_config(num_classes=10, image_size=56, labels=tuple("0123456789"))
+    scenes = sample_scenes(digits)
+    assert len(scenes) == 24 and scenes[0].load().shape == (56, 56, 3) and scenes[0].label in digits.labels
+    for index in range(60):
+        (tmp_path / "abc"[index % 3]).mkdir(exist_ok=True)
+        Image.fromarray(scene_pixels(index)).save(tmp_path / "abc"[index % 3] / f"{index}.png")
+    listed = sample_scenes(tiny_config(labels=tuple("abcde")), tmp_path)
+    assert len(listed) == 48 and {scene.label for scene in listed} == set("abc")
+    assert listed[0].load().shape == (24, 32, 3)
+    with pytest.raises(stam.StamError, match="no folder of images"):
+        sample_scenes(digits, tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(stam.StamError, match="no images in"):
+        sample_scenes(digits, tmp_path / "empty")
+
+
+def test_landscapes_differ_and_repeat():
+    assert (paint_landscape(48, 64, 1) == paint_landscape(48, 64, 1)).all()
+    assert (paint_landscape(48, 64, 1) != paint_landscape(48, 64, 2)).any()
+
+
+def test_the_page_loads_nothing_from_elsewhere(client):
+    page = client.get("/")
+    assert page.status_code == 200 and "default-src 'self'" in page.headers["content-security-policy"]
+    for name in PAGE_FILES:
+        file = client.get(f"/{name}")
+        assert file.status_code == 200
+        assert "http" not in file.text.replace("http://www.w3.org/2000/svg", "")
+    assert "//" not in page.text
+
+
+def test_a_stranger_through_another_name_is_refused(client):
+    refused = client.get("/api/agent", headers={"host": "evil.example"})
+    assert refused.status_code == 400 and "no service of the name" in refused.json()["error"]
+    answer = client.post("/api/sessions", headers={"origin": "http://evil.example"})
+    assert answer.status_code == 403 and "other sites" in answer.json()["error"]
+    own = str(client.base_url).rstrip("/")
+    assert client.post("/api/sessions", headers={"origin": own}).status_code == 201
+
+
+def test_a_hundred_remote_sensors_at_once_and_none_mixed_up(web_agent):
+    async def look(client, index):
+        pixels = scene_pixels(index)
+        opened = await client.post("/api/sessions", json={"first_location": [index % 3, index % 4]})
+        session, said = opened.json(), []
+        location = session["location"]
+        for _ in range(2):
+            body = cut(pixels, location).tobytes()
+            answer = await client.post(f"/api/sessions/{session['id']}/glimpses", content=body, headers=RAW)
+            assert answer.status_code == 200, answer.text
+            said.append(answer.json())
+            location = said[-1]["location"]
+        await client.delete(f"/api/sessions/{session['id']}")
+        return said
+
+    async def all_of_them(url):
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as client:
+            return await asyncio.gather(*(look(client, index) for index in range(100)))
+
+    service = Service(web_agent)
+    with RunningServer(service) as url:
+        everything = asyncio.run(all_of_them(url))
+        assert len(service.pool) == 0
+    for index, said in enumerate(everything):
+        sensor = ImageSensor(Image.fromarray(scene_pixels(index)), web_agent.grid)
+        alone = feed(web_agent.session(first_location=(index % 3, index % 4)), sensor, 2)
+        for step, want in zip(said, alone, strict=True):
+            assert step["probabilities"] == pytest.approx(want.probabilities.tolist(), abs=1e-5)
+            assert step["location"] == list(want.location)
+
+
+def test_a_port_in_use_is_said_so(web_agent):
+    with RunningServer(Service(web_agent)) as url:
+        port = int(url.rsplit(":", 1)[1])
+        with pytest.raises(stam.StamError, match=f"cannot listen on 127.0.0.1 port {port}: .* --port"):
+            serve(Service(web_agent), port=port)
+    with pytest.raises(stam.StamError, match="cannot listen"):
+        serve(Service(web_agent), port=99999)
