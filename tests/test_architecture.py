@@ -47,7 +47,7 @@ def imports(path: Path) -> set[str]:
     return {name.split(".")[1] for name in names if name.startswith("stam.")}
 
 
-NOT_YET = {"scene", "settings", "model", "data", "evaluation", "show", "files"}
+NOT_YET = {"scene", "settings", "model", "data", "evaluation", "show"}
 
 
 @pytest.mark.parametrize("room", sorted(set(MAY_IMPORT) - NOT_YET))

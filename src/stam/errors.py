@@ -22,6 +22,10 @@ class WeightsError(StamError):
     """A weights file that cannot be read or does not fit the model."""
 
 
+class FileError(StamError):
+    """A file or folder that could not be written; what was there before is kept."""
+
+
 class SensorError(StamError):
     """A sensor that breaks its contract, or a glimpse that cannot be used."""
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from stam.data import FMOW_CLASSES, decode_image, open_scenes, prepare_fmow
-from stam.errors import DataError
+from stam.errors import DataError, FileError
 
 
 def write_image(path: Path, boxes: Any, size: tuple[int, int] = (60, 40)) -> Path:
@@ -196,7 +196,9 @@ def test_a_full_disk_is_a_clear_error(source: Path, tmp_path: Path, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Image.Image, "save", no_space)
-    with pytest.raises(DataError, match=r"cannot write .*_0.jpg: No space left on device; make room and run"):
+    with pytest.raises(
+        FileError, match=r"could not write .*_0.jpg': No space left on device; make room and run"
+    ):
         prepare_fmow(source, tmp_path / "out", progress=False)
 
 
@@ -218,6 +220,6 @@ def test_an_interrupt_leaves_only_whole_crops(tmp_path: Path, monkeypatch: pytes
     crops = list(out.rglob("*.jpg"))
     assert 0 < len(crops) < 300
     assert all(decode_image(crop).shape == (30, 30, 3) for crop in crops)
-    assert not list(out.rglob(".*.partial"))
+    assert not list(out.rglob(".*.writing"))
     assert not json.loads((out / "prepare_report.json").read_text())["complete"]
     assert prepare_fmow(source, out, progress=False).num_written == 300 - len(crops)

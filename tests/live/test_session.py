@@ -324,7 +324,7 @@ def test_a_session_of_another_agent_or_a_broken_file_is_refused(agent, images, t
         load_session(path, agent)
     with pytest.raises(StamError, match="no session at"):
         load_session(tmp_path / "none", agent)
-    with pytest.raises(StamError, match="could not save"):
+    with pytest.raises(StamError, match="could not write"):
         save_session(session, tmp_path / "no" / "folder")
 
 

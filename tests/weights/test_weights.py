@@ -241,8 +241,8 @@ def test_an_interrupted_save_leaves_the_old_agent(tmp_path, agent, monkeypatch):
     def full_disk(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weights.deit, "save_file", full_disk)
-    with pytest.raises(stam.StamError, match="could not save to .*No space left on device"):
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(stam.StamError, match="could not write .*No space left on device"):
         weights.save_agent(stam.Agent(tiny_config(width=48)), folder)
     assert (folder / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]

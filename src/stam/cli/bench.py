@@ -13,8 +13,9 @@ from stam.cli.parsing import next_command, parse, split_positionals
 from stam.config import CORE_SIZES, require, require_choice
 from stam.errors import ConfigError
 from stam.evaluation.speed import LookSpeed, TrainingSpeed, look_speed, peak_tera_flops, training_speed
+from stam.files import save_content
 from stam.learning.optimisation import choose_device
-from stam.learning.runs import save_content, versions
+from stam.learning.runs import versions
 
 # (batch, glimpses) that take seconds on such a machine
 _ON_GPU = {"tiny": (600, 21), "small": (1024, 21), "base": (256, 21)}

@@ -11,7 +11,7 @@ from stam.cli.parsing import next_command, parse
 from stam.config import require
 from stam.errors import StamError, did_you_mean, require_package
 from stam.evaluation import Comparison, compare, load_evaluation
-from stam.learning.runs import save_content
+from stam.files import save_content
 
 KINDS = (".html", ".md", ".csv", ".json")
 

@@ -16,7 +16,7 @@ from stam.config import require_choice
 from stam.errors import StamError, require_package
 from stam.evaluation import load_evaluation, load_examples
 from stam.evaluation.opening import EVALUATION_FILE, REPORT_FILE, find_agent
-from stam.learning.runs import save_content
+from stam.files import save_content
 from stam.weights import MODEL_FILE
 
 KINDS = ("png", "svg", "pdf")

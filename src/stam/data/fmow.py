@@ -19,6 +19,7 @@ from PIL import Image
 from stam.data.images import decode_image
 from stam.data.parallel import map_with_progress
 from stam.errors import DataError
+from stam.files import make_folder, save_content, write_atomically
 
 _CLASS_NAMES = """
     airport airport_hangar airport_terminal amusement_park aquaculture archaeological_site barn
@@ -121,7 +122,8 @@ def prepare_fmow(
         progress: Whether to show a progress bar.
 
     Raises:
-        DataError: The source holds no such data, or `out` cannot be used or written.
+        DataError: The source holds no such data, or `out` cannot be used.
+        FileError: A crop or the report could not be written.
     """
     job = _Job(Path(source).expanduser(), Path(out).expanduser(), max_shorter_side, quality)
     _check_folders(job.source, job.out)
@@ -280,27 +282,13 @@ def _write_crop(crop: np.ndarray, target: Path, job: _Job) -> None:
         scale = job.max_shorter_side / min(image.size)
         size = round(image.width * scale), round(image.height * scale)
         image = image.resize(size, Image.Resampling.BICUBIC)
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        image.save(partial, "JPEG", quality=job.quality)
-        partial.replace(target)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {target}: {error.strerror or error}; make room and run the same again"
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+    make_folder(target.parent)
+    write_atomically(target, lambda place: image.save(place, "JPEG", quality=job.quality))
 
 
 def _write_report(report: FmowReport, out: Path) -> None:
-    partial = out / f".{REPORT_NAME}.partial"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(asdict(report), indent=1))
-        partial.replace(out / REPORT_NAME)
-    except OSError as error:
-        raise DataError(f"cannot write to {out}: {error.strerror or error}") from error
+    make_folder(out)
+    save_content(out / REPORT_NAME, json.dumps(asdict(report), indent=1))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from stam.config import from_plain, require, to_plain
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes
 from stam.errors import ConfigError, DataError
+from stam.files import save_content
 from stam.shapes import Int
 
 TRAIN = "train"
@@ -92,9 +93,7 @@ class Division(NamedTuple):
 
 def save_record(record: SplitRecord, path: Path) -> None:
     """Writes a record as JSON, atomically."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(to_plain(record), indent=1))
-    partial.replace(path)
+    save_content(path, json.dumps(to_plain(record), indent=1))
 
 
 def load_record(path: Path) -> SplitRecord:

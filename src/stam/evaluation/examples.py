@@ -11,7 +11,7 @@ from torch import Tensor
 from stam.data.randomness import random_order
 from stam.errors import StamError
 from stam.evaluation.scenes import LooksAtScenes, SceneReader, first_locations, policy_for
-from stam.learning.runs import save_content
+from stam.files import save_content
 from stam.live import location_probabilities
 from stam.model.agent import Agent
 from stam.model.episode import Trace

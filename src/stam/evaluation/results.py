@@ -10,7 +10,7 @@ import numpy as np
 
 from stam.config import from_plain, to_plain
 from stam.errors import ConfigError, StamError
-from stam.learning.runs import save_content
+from stam.files import save_content
 from stam.scene.grid import Grid
 from stam.shapes import Float
 

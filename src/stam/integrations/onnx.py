@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from stam.errors import StamError, require_package
+from stam.files import save_content
 from stam.live import location_probabilities
 from stam.model.agent import Agent, Memory
 from stam.shapes import Float, Int
@@ -115,14 +116,7 @@ def export_onnx(agent: Agent, path: str | Path) -> None:
     model = program.model_proto
     onnx.helper.set_model_props(model, {METADATA_KEY: json.dumps(metadata(agent))})
     model.producer_name = "stam-vision"
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        onnx.save(model, temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise StamError(f"could not write '{path}': {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    save_content(path, model.SerializeToString())
 
 
 @dataclass(frozen=True)

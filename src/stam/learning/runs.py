@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ import torch
 from stam.config import from_plain, to_plain
 from stam.data import SplitRecord, load_record, save_record
 from stam.errors import StamError
+from stam.files import make_folder, save_content, write_atomically
 from stam.learning.distributed import is_distributed
 from stam.settings import RunConfig
 
@@ -34,28 +35,6 @@ FORMAT_VERSION = "1.0"
 
 class RunError(StamError):
     """A run folder that cannot be used as asked."""
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file beside its place and moves it there, so that it is never half written."""
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except (OSError, RuntimeError) as error:
-        # torch reports a full disk as a RuntimeError, in words of its own
-        why = str(error).splitlines()[0] + ("" if isinstance(error, OSError) else " (is the disk full?)")
-        raise RunError(f"could not write '{path}': {why}; what was there is kept") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def save_content(path: Path, content: str | bytes) -> None:
-    """Writes text or bytes; Ctrl-C or a full disk leaves what was there."""
-    encoded = content.encode() if isinstance(content, str) else content
-    write_atomically(path, lambda place: place.write_bytes(encoded))
 
 
 class RunFolder:
@@ -75,10 +54,7 @@ class RunFolder:
                 f"--out '{path}' is not empty: pass --resume to go on with the run in it, "
                 "or name another folder"
             )
-        try:
-            run.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot make the folder '{path}': {error.strerror}") from error
+        make_folder(run.path)
         return run
 
     @classmethod

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from stam.config import AgentConfig, from_plain, to_plain
 from stam.errors import StamError, WeightsError
+from stam.files import save_content
 from stam.live.session import LiveLooker, Session
 from stam.model.policy import Policy
 
@@ -25,7 +26,6 @@ def save_session(session: Session, path: str | Path) -> None:
     The file holds the glimpses, where they were sensed, what was missed, where to look next, the threshold,
     the policy's name and the state of the random numbers. It appears whole or not at all.
     """
-    path = Path(path)
     now = session.snapshot
     config = session.agent.config
     glimpses = [pixels.cpu() for pixels in now.glimpses.values()]
@@ -47,14 +47,7 @@ def save_session(session: Session, path: str | Path) -> None:
         "first_location": session.first_location,
         "location": now.location,
     }
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        save_file(tensors, temporary, metadata={FORMAT: json.dumps(record)})
-        temporary.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise StamError(f"could not save the session to '{path}': {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    save_content(path, save(tensors, metadata={FORMAT: json.dumps(record)}))
 
 
 def load_session(path: str | Path, agent: LiveLooker, policy: Policy | None = None) -> Session:

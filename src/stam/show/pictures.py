@@ -1,5 +1,6 @@
 """Pictures of an agent looking: a strip of frames, and an animation. Pillow is all they need."""
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from stam.errors import StamError
+from stam.files import save_content
 from stam.scene.grid import Grid
 from stam.shapes import UInt8
 
@@ -191,7 +193,12 @@ def _pad(frame: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def _save(image: Image.Image, path: Path, **options: object) -> None:
+    kind = Image.registered_extensions().get(path.suffix.lower())
+    buffer = io.BytesIO()
     try:
-        image.save(path, **options)  # type: ignore[arg-type]
+        if kind is None:
+            raise ValueError(f"unknown file extension: {path.suffix or 'none'}")
+        image.save(buffer, kind, **options)  # type: ignore[arg-type]
     except (OSError, ValueError, KeyError) as error:
         raise StamError(f"could not write '{path}': {error}; name a .png or .gif") from error
+    save_content(path, buffer.getvalue())

@@ -10,7 +10,6 @@ import json
 import math
 import pickle
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -18,11 +17,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from stam.config import AgentConfig, from_plain, to_plain
 from stam.errors import StamError, WeightsError, did_you_mean, require_package
+from stam.files import save_folder
 from stam.model.agent import Agent, interpolate_positions
 from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
@@ -415,20 +415,7 @@ def _write_folder(folder: Path, module: nn.Module, record: dict[str, Any], half:
         if not name.startswith("critic.")
     }
     record = {"format": record.pop("format"), "format_version": FORMAT_VERSION, **record}
-    temporary = folder.with_name(f".{folder.name}.writing")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        save_file(state, temporary / MODEL_FILE)
-        (temporary / MODEL_FILE).chmod(0o644)  # others may read it, as any file
-        (temporary / CONFIG_FILE).write_text(json.dumps(record, indent=2) + "\n")
-        folder.mkdir(exist_ok=True)
-        for name in (MODEL_FILE, CONFIG_FILE):
-            (temporary / name).replace(folder / name)
-    except (OSError, SafetensorError) as error:
-        raise StamError(f"could not save to '{folder}': {_first_line(error)}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    save_folder(folder, {MODEL_FILE: save(state), CONFIG_FILE: json.dumps(record, indent=2) + "\n"})
 
 
 def save_teacher(model: nn.Module, folder: str | Path, record: Mapping[str, Any], half: bool = False) -> None:

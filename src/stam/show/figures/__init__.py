@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stam.learning.runs import save_content
+from stam.files import make_folder, save_content
 
 from stam.show.figures.style import DARK, LIGHT, THEMES, Theme, data_uri, to_bytes  # isort: skip  (checks for matplotlib)
 
@@ -82,7 +82,7 @@ def save_figures(
 ) -> list[Path]:
     """Writes figures into a folder, each as every kind of file; returns the paths."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     paths = []
     for name, figure in tqdm(
         figures.items(), desc="drawing", unit="picture", disable=None if progress else True

@@ -1,0 +1,105 @@
+"""Every file of ours is written here: beside its place first, then moved there, so it is never half written.
+
+An interrupted write, a full disk or a missing permission leaves what was there before. A temporary name is
+`.NAME.writing`; where a process was killed in the middle, the next write to the same place reuses it.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from stam.errors import FileError
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Writes a file whole or not at all.
+
+    Args:
+        path: Where to; a file there is replaced once the new one is whole. Its folder must exist.
+        write: Writes the content to the path it is given, which is a temporary one in the same folder.
+    """
+    path = Path(path)
+    temporary = _beside(path)
+    try:
+        with _explained(path):
+            write(temporary)
+            _sync(temporary)
+            temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def save_content(path: str | Path, content: str | bytes) -> None:
+    """Writes text (as UTF-8) or bytes to a file, whole or not at all."""
+    encoded = content.encode() if isinstance(content, str) else content
+    write_atomically(path, lambda place: place.write_bytes(encoded))
+
+
+def save_folder(folder: str | Path, contents: Mapping[str, str | bytes]) -> None:
+    """Writes several files into a folder after all of them could be written.
+
+    A new folder appears with all its files at once. In one that exists, the files are replaced in the order
+    given and other files stay.
+
+    Args:
+        folder: Where to; it is made where it does not exist.
+        contents: Text or bytes by file name.
+    """
+    place = Path(folder).resolve()
+    temporary = _beside(place)
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        with _explained(folder):
+            temporary.mkdir(parents=True)
+            for name, content in contents.items():
+                (temporary / name).write_bytes(content.encode() if isinstance(content, str) else content)
+                _sync(temporary / name)
+            if not place.exists():
+                temporary.rename(place)
+                return
+            for name in contents:
+                (temporary / name).replace(place / name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def make_folder(folder: str | Path) -> None:
+    """Makes a folder and those it lies in; one that exists is left as it is."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"could not make the folder '{folder}': {error.strerror or error}") from error
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.writing")
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file's content is on the disk: a rename must not get there before it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _explained(path: str | Path) -> Iterator[None]:
+    """Turns whatever goes wrong while writing into one line."""
+    try:
+        yield
+    except OSError as error:
+        hint = "; make room and run the same again" if error.errno in _NO_ROOM else ""
+        why = f"{error.strerror or _first_line(error)}{hint}"
+        raise FileError(f"could not write '{path}': {why} (what was there is kept)") from error
+    except RuntimeError as error:  # what torch raises on a full disk, in words of its own
+        why = f"{_first_line(error)}; is the disk full?"
+        raise FileError(f"could not write '{path}': {why} (what was there is kept)") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
