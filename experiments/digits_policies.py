@@ -24,7 +24,7 @@ from stam.learning.recipes import get_recipe, vary
 from stam.learning.runs import RunFolder
 from stam.learning.training import train
 from stam.learning.validation import validate
-from stam.weights.locate import open_teacher, start_agent
+from stam.weights import open_teacher, start_agent
 
 
 def run_one(task: dict[str, Any]) -> dict[str, Any]:

@@ -37,8 +37,7 @@ from stam.learning.training import plan, train
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.settings import DataConfig, RunConfig
-from stam.weights import save_agent
-from stam.weights.locate import open_teacher, start_agent
+from stam.weights import open_teacher, save_agent, start_agent
 
 SHOWN = (1, 2, 3, 5, 8, 12, 16, 21)
 

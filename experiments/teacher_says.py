@@ -19,7 +19,7 @@ from stam.data.augment import Augment
 from stam.data.loader import BatchLoader, TrainingView
 from stam.data.randomness import random_order
 from stam.data.sampler import batches
-from stam.weights.locate import open_teacher
+from stam.weights import open_teacher
 
 
 def main() -> None:

@@ -202,7 +202,7 @@ def test_compare_evaluates_what_was_not(home, capsys, monkeypatch, sketched):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "nowhere"], "no run at 'nowhere'"),
+        (["evaluate", "nowhere"], "no agent at 'nowhere'"),
         (["evaluate", "{home}"], "holds no agent"),
         (["evaluate", "{home}/a", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["evaluate", "{home}/a", "--glimpses", "13"], "num_glimpses must be 1 to 12 on a 3x4 grid, got 13"),
@@ -215,7 +215,7 @@ def test_compare_evaluates_what_was_not(home, capsys, monkeypatch, sketched):
         (["evaluate", "{home}/a", "--limit", "0"], "limit must be at least 1"),
         (["evaluate", "{home}/a", "--out", "{home}/no/e.json"], "does not exist; make it first"),
         (["evaluate", "{home}/b", "--policy", "learned"], "without an actor"),
-        (["figures", "nowhere"], "no run at 'nowhere'"),
+        (["figures", "nowhere"], "no agent at 'nowhere'"),
         (["figures", "{home}/a", "--kinds", "jpg"], "kind 'jpg' is unknown"),
         (["figures", "{home}/a", "--evaluation", "x.json"], "no evaluation at 'x.json'"),
         (["compare", "{home}/a", "--out", "{home}/c.htm"], "did you mean '.html'"),

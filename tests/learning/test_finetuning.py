@@ -12,8 +12,7 @@ from stam.errors import ConfigError, StamError
 from stam.learning.finetuning import build_student, finetune, whole_image_accuracy
 from stam.learning.runs import RunFolder
 from stam.settings import DataConfig, TeacherConfig
-from stam.weights import package_folder, save_agent
-from stam.weights.locate import start_agent
+from stam.weights import package_folder, save_agent, start_agent
 
 
 def random(seed: int = 0) -> np.random.Generator:

@@ -9,11 +9,10 @@ import torch
 import stam
 from stam import weights
 from stam.errors import WeightsError
-from stam.weights import MODEL_FILE, load_teacher_folder, package_folder, package_names
-from stam.weights.locate import start_agent
+from stam.weights import MODEL_FILE, load_teacher_folder, locate, package_folder, package_names, start_agent
 
 AGENTS = {"digits": 10, "imagenette-tiny": 10, "aid-tiny": 30}
-ASSETS = Path(weights.deit._ASSETS)
+ASSETS = Path(locate._ASSETS)
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -45,7 +44,7 @@ def test_a_damaged_model_is_refused(tmp_path, monkeypatch):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    monkeypatch.setattr(weights.deit, "_ASSETS", copy)
+    monkeypatch.setattr(locate, "_ASSETS", copy)
     with pytest.raises(
         WeightsError, match="model 'digits' is not as it was shipped: install stam-vision again"
     ):

@@ -24,7 +24,9 @@ from stam.evaluation import (
     save_examples,
 )
 from stam.evaluation.opening import EVALUATION_FILE, EXAMPLES_FILE
+from stam.files import make_folder
 from stam.learning import distributed
+from stam.weights.locate import find_home
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Arguments:
     """What to evaluate, and how.
 
     Attributes:
-        run: A run folder or a weights folder.
+        run: A run folder, a weights folder, an agent that ships (such as digits), or hub:NAME.
         data: What to evaluate on: digits, a folder of class folders, or tar shards. A run has its own.
         seeds: Seeds of the first location.
         glimpses: Glimpses to sense in each scene; all of them by default.
@@ -54,11 +56,12 @@ class Arguments:
         low_resolution: Show the teacher the whole image at low resolution too, as a competitor.
         cost: Count multiply-adds and measure latency.
         examples: Scenes to keep for pictures, glimpse by glimpse.
-        out: Where the result goes; into the run folder by default.
+        out: Where the result goes; into the run folder by default, or into NAME-results for an agent that
+            ships or comes from the hub.
         json: Print the whole result as JSON (docs/evaluation.md).
     """
 
-    run: tyro.conf.Positional[Path]
+    run: tyro.conf.Positional[str]
     data: str | None = None
     seeds: int = 10
     glimpses: int | None = None
@@ -91,7 +94,7 @@ def run(arguments: list[str]) -> None:
             return
         print(evaluation.to_json() if given.json else summary(evaluation))
         print(f"\nwrote {path}", file=sys.stderr)
-        if path.name == EVALUATION_FILE and path.parent == given.run:
+        if path.name == EVALUATION_FILE and path.parent == find_home(given.run):
             next_command(f"stam figures {given.run}")
         else:
             next_command(f"stam figures {given.run} --evaluation {path}")
@@ -129,9 +132,13 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
         cost=given.cost,
         precision=given.precision,
     )
+    if given.store:
+        opened.require_own()
     path = given.out or opened.path / result_name(opened, plan, own)
+    if given.out is None and distributed.rank() == 0:
+        make_folder(opened.path)
     require(not path.is_dir(), f"--out '{path}' is a folder: name a file, such as {path / EVALUATION_FILE}")
-    if not path.parent.is_dir():
+    if given.out is not None and not path.parent.is_dir():
         raise StamError(f"--out '{path}': the folder '{path.parent}' does not exist; make it first")
     evaluation = evaluate(
         agent,

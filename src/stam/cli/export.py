@@ -17,12 +17,12 @@ class Arguments:
     """What to export, and where to.
 
     Attributes:
-        agent: A run folder or a weights folder.
+        agent: A run folder, a weights folder, an agent that ships (such as digits), or hub:NAME.
         out: The file to write.
         episodes: Episodes to run with ONNX and PyTorch side by side afterwards; 0 checks nothing.
     """
 
-    agent: tyro.conf.Positional[Path]
+    agent: tyro.conf.Positional[str]
     out: Path
     episodes: int = 10
 

@@ -23,7 +23,7 @@ from stam.live import LiveStep, Session, look_through, scene_view
 from stam.model.agent import Agent
 from stam.scene.sensor import ImageSensor
 from stam.show.pictures import Story, save_gif, save_strip
-from stam.weights import load
+from stam.weights import find_agent, load_agent
 
 _BATCH = 32
 _MOST_PICTURES = 24  # scenes in a strip or an animation
@@ -34,7 +34,7 @@ class Arguments:
     """What to classify, and how to show it.
 
     Attributes:
-        agent: A run folder or a weights folder.
+        agent: A run folder, a weights folder, an agent that ships (such as digits), or hub:NAME.
         images: Image files, and folders of them.
         threshold: Confidence above which to stop; as the agent says by default.
         max_glimpses: When to stop though unsure; when everything has been seen by default.
@@ -47,7 +47,7 @@ class Arguments:
         json: Print the result as JSON.
     """
 
-    agent: tyro.conf.Positional[Path]
+    agent: tyro.conf.Positional[str]
     images: tyro.conf.Positional[tuple[Path, ...]]
     threshold: float | None = None
     max_glimpses: int | None = None
@@ -127,11 +127,12 @@ def find_images(given: Sequence[Path]) -> list[Path]:
     return found
 
 
-def open_agent(path: Path, resize_size: int | None = None) -> tuple[Agent, int | None]:
+def open_agent(source: str | Path, resize_size: int | None = None) -> tuple[Agent, int | None]:
     """Loads an agent and says how its images are resized: as asked, or as in its evaluation."""
-    agent = load(path)
+    found = find_agent(source)
+    agent = load_agent(found.folder)
     if resize_size is None:
-        return agent, recorded_resize_size(path)
+        return agent, recorded_resize_size(found)
     require(resize_size >= 1, f"--resize-size must be at least 1, got {resize_size}")
     return agent, resize_size
 

@@ -14,6 +14,7 @@ from stam.cli.predict import open_agent
 from stam.config import require
 from stam.errors import require_package
 from stam.model.agent import Agent
+from stam.weights import find_agent
 
 _SMALL_AGENT = 4_000_000  # parameters; below, a second thread costs more than it gives (docs/live.md)
 
@@ -23,7 +24,7 @@ class Arguments:
     """What to serve, and where.
 
     Attributes:
-        agent: A run folder or a weights folder.
+        agent: A run folder, a weights folder, an agent that ships (such as digits), or hub:NAME.
         port: Port to listen on; 0 takes a free one.
         host: Address to listen on. Any but this machine's own lets others in, and there is no password.
         images: A folder of images for the page to offer.
@@ -37,7 +38,7 @@ class Arguments:
         open: Open the page in a browser.
     """
 
-    agent: tyro.conf.Positional[Path]
+    agent: tyro.conf.Positional[str]
     port: int = 8000
     host: str = "127.0.0.1"
     images: Path | None = None
@@ -71,7 +72,7 @@ def run(arguments: list[str]) -> None:
         max_upload_bytes=int(given.max_upload_mb * 1_000_000),
     )
     scenes = sample_scenes(agent.config, given.images, resize_size)
-    name = given.agent.resolve().name
+    name = find_agent(given.agent).name
     service = Service(agent, name, limits, scenes, resize_size)
 
     def ready(url: str) -> None:

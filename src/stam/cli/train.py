@@ -33,7 +33,7 @@ from stam.learning.training import train
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher, require_features
 from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
-from stam.weights.locate import open_teacher, start_agent
+from stam.weights import open_teacher, start_agent
 
 DEFAULT_RECIPE = "digits"
 DEFAULT_FOR_IMAGES = "tiny"

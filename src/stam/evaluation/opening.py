@@ -1,4 +1,4 @@
-"""From a run folder or a weights folder to what is needed to evaluate it."""
+"""From a path or the name of an agent to what is needed to evaluate it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,12 @@ from stam.data.checking import check_images
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes, Subset
 from stam.data.sources import open_for_evaluation
-from stam.errors import StamError, WeightsError
+from stam.errors import StamError
 from stam.learning.runs import RunFolder, recorded_resize_size
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.settings import RunConfig
-from stam.weights import is_agent_folder, load_agent, save_agent
-from stam.weights.locate import open_teacher
+from stam.weights import FoundAgent, find_agent, find_teacher, load_agent, open_teacher, save_agent
 
 EVALUATION_FILE = "evaluation.json"
 EXAMPLES_FILE = "examples.npz"
@@ -29,7 +28,7 @@ class Opened:
     """An agent with everything its evaluation needs.
 
     Attributes:
-        path: The run folder or weights folder.
+        path: Where the results go: the run folder or weights folder; see `FoundAgent.home`.
         agent_path: The folder of the agent itself.
         agent: The agent.
         scenes: What to evaluate it on.
@@ -39,6 +38,8 @@ class Opened:
         teacher: The whole-image teacher, if there is one.
         note: Why there is no teacher.
         settings: The run's settings.
+        name: What to call it.
+        is_borrowed: Whether it ships with the package or comes from the hub, so that it is not to be changed.
     """
 
     path: Path
@@ -51,25 +52,21 @@ class Opened:
     teacher: Teacher | None
     note: str
     settings: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """What to call it: the folder's name."""
-        return self.path.resolve().name
+    name: str
+    is_borrowed: bool
 
     def store(self, threshold: float, temperature: float) -> None:
         """Keeps a fitted threshold and temperature with the weights, for `predict` and live use."""
+        self.require_own()
         save_agent(self.agent.configure(threshold=threshold, temperature=temperature), self.agent_path)
 
-
-def find_agent(path: Path) -> Path:
-    """Returns the folder of the agent in a run folder (its best) or weights folder."""
-    if not path.exists():
-        raise WeightsError(f"no run at '{path}': give a run folder or a weights folder")
-    for candidate in (path, path / "best", path / "last"):
-        if is_agent_folder(candidate):
-            return candidate
-    raise WeightsError(f"'{path}' holds no agent in it, in best/ or in last/: stam train makes one")
+    def require_own(self) -> None:
+        """Raises where the agent is not to be changed."""
+        if self.is_borrowed:
+            raise StamError(
+                f"'{self.name}' is not changed, since it ships with the package or comes from the hub: leave "
+                "out --store, or save it to a folder of yours first (stam.load, stam.weights.save_agent)"
+            )
 
 
 def open_run(
@@ -79,25 +76,24 @@ def open_run(
     limit: int | None = None,
     resize_size: int | None = None,
 ) -> Opened:
-    """Opens a run folder or a weights folder for evaluation.
+    """Opens an agent for evaluation.
 
     Args:
-        path: The folder.
+        path: A run folder, a weights folder, the name of an agent that ships, or `hub:NAME`.
         data: `digits`, a folder of class folders, or tar shards; by default the run's own validation part.
         teacher: A teacher's folder or DeiT file; by default the run's own, if it has one.
         limit: Use so many scenes only, drawn at random, always the same.
         resize_size: The shorter side before the centre crop; by default as the run says.
     """
-    folder = Path(path)
     require(limit is None or limit >= 1, f"limit must be at least 1, got {limit}")
-    agent_path = find_agent(folder)
-    agent = load_agent(agent_path)
-    run = RunFolder(folder) if (folder / "run.json").is_file() else None
-    settings: dict[str, Any] = {"agent_folder": agent_path.name}
+    place = find_agent(path)
+    agent = load_agent(place.folder)
+    run = RunFolder(place.run) if place.run is not None and place.run == place.home else None
+    settings: dict[str, Any] = {"agent_folder": place.folder.name}
     record, config = None, None
     own_data, seed = False, 0
     if resize_size is None:
-        resize_size = recorded_resize_size(folder)
+        resize_size = recorded_resize_size(place)
     if run is not None:
         config = run.config()
         settings |= {key: value for key, value in run.record().items() if key in ("recipe", "seed", "config")}
@@ -107,9 +103,9 @@ def open_run(
         data = config.data.path if data is None else data
     if data is None:
         raise StamError(
-            f"'{folder}' is not a run folder, so say what to evaluate on: --data FOLDER, or --data digits"
+            f"'{path}' is not a run folder, so say what to evaluate on: --data FOLDER, or --data digits"
         )
-    found, note = _open_teacher(folder, teacher, agent, config)
+    found, note = _open_teacher(place, teacher, agent, config)
     scenes = open_for_evaluation(data, agent.labels, seed=seed, record=record)
     if record is not None and len(scenes) != record.num_val:
         changed = f"'{data}' has {len(scenes)} validation images, it had {record.num_val} when the run began"
@@ -119,8 +115,8 @@ def open_run(
     if limit is not None and limit < len(scenes):
         scenes = Subset(scenes, np.sort(random_order(len(scenes), "evaluation limit")[:limit]))
     return Opened(
-        path=folder,
-        agent_path=agent_path,
+        path=place.home,
+        agent_path=place.folder,
         agent=agent,
         scenes=scenes,
         source=data if data == "digits" else Path(data).name,
@@ -129,15 +125,17 @@ def open_run(
         teacher=found,
         note=note,
         settings=settings,
+        name=place.name,
+        is_borrowed=place.is_borrowed,
     )
 
 
 def _open_teacher(
-    folder: Path, given: str | None, agent: Agent, config: RunConfig | None
+    place: FoundAgent, given: str | None, agent: Agent, config: RunConfig | None
 ) -> tuple[Teacher | None, str]:
     """Opens the teacher asked for, or the run's own; why there is none is the second result."""
-    own = folder / "teacher"
-    source = given or (str(own) if own.is_dir() else None)
+    own = None if place.is_borrowed else find_teacher(place.home)
+    source = given or (None if own is None else str(own))
     indices = config.class_indices if config is not None else None
     if source is not None:
         return open_teacher(source, agent.labels, agent.config, indices), ""

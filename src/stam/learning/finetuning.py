@@ -38,8 +38,8 @@ from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
 from stam.scene.pixels import normalise
 from stam.settings import DataConfig, TeacherConfig
-from stam.weights import MODEL_FILE, adapt_deit, load_teacher_folder, save_teacher
-from stam.weights.locate import locate
+from stam.weights import MODEL_FILE, adapt_deit, find_core, load_teacher_folder, save_teacher
+from stam.weights.locate import NOTHING
 
 Student = tuple[nn.Module, dict[str, Any]]  # a model to fine-tune, and the record to build it again from
 
@@ -65,7 +65,7 @@ def build_student(
         name = config.model.removeprefix("timm:")
         timm = require_package("timm", extra="timm")
         try:
-            model = timm.create_model(name, num_classes=len(labels), pretrained=init != "none")
+            model = timm.create_model(name, num_classes=len(labels), pretrained=init != NOTHING)
         except RuntimeError as error:
             raise ConfigError(f"timm has no model '{name}' to give: {str(error).splitlines()[0]}") from error
         return model, record | {"timm": name}
@@ -78,9 +78,9 @@ def build_student(
         "distilled": False,
     }
     state: Mapping[str, Tensor] | None = None
-    if init != "none":
-        path = locate(init)
-        source = path / MODEL_FILE if path.is_dir() else path
+    start = find_core(init)
+    if start is not None:
+        source = start / MODEL_FILE if start.is_dir() else start
         state, settings = adapt_deit(
             source, len(labels), class_indices, image_size=agent.image_size, num_heads=agent.num_heads
         )

@@ -28,6 +28,7 @@ from stam.errors import StamError
 from stam.files import make_folder, save_content, write_atomically
 from stam.learning.distributed import is_distributed
 from stam.settings import RunConfig
+from stam.weights.locate import RUN_FILE, FoundAgent
 
 FORMAT = "stam-run"
 FORMAT_VERSION = "1.0"
@@ -70,7 +71,7 @@ class RunFolder:
     @property
     def record_file(self) -> Path:
         """Where the configuration is."""
-        return self.path / "run.json"
+        return self.path / RUN_FILE
 
     @property
     def state_file(self) -> Path:
@@ -179,13 +180,9 @@ def interruptible() -> Iterator[Interruption]:
             signal.signal(number, handler)
 
 
-def recorded_resize_size(path: Path) -> int | None:
+def recorded_resize_size(agent: FoundAgent) -> int | None:
     """Returns what the shorter side of a scene becomes before the centre is cropped, for an agent.
 
-    The run says it, in whose folder the agent lies or a folder further down. Agents without a run take whole
-    scenes: `None`.
+    Its run says it. Agents without a run take whole scenes: `None`.
     """
-    for folder in (path, path.parent) if path.is_dir() else ():
-        if RunFolder(folder).record_file.is_file():
-            return RunFolder(folder).record()["config"]["data"]["resize_size"]
-    return None
+    return None if agent.run is None else RunFolder(agent.run).record()["config"]["data"]["resize_size"]

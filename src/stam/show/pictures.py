@@ -198,7 +198,7 @@ def _save(image: Image.Image, path: Path, **options: object) -> None:
     try:
         if kind is None:
             raise ValueError(f"unknown file extension: {path.suffix or 'none'}")
-        image.save(buffer, kind, **options)  # type: ignore[arg-type]
+        image.save(buffer, kind, **options)
     except (OSError, ValueError, KeyError) as error:
         raise StamError(f"could not write '{path}': {error}; name a .png or .gif") from error
     save_content(path, buffer.getvalue())

@@ -1,34 +1,59 @@
-"""Where weights come from: a file, a run, the package itself, or a hub."""
+"""What a path or a name means: the one place that decides it.
 
+A source is one of these:
+
+PATH           a weights file; a weights folder; a run folder, whose agent is in `best` or else in `last`;
+               a teacher's folder or run; the run of an agent that has its own teacher
+NAME           a model that ships with the package, such as `digits`, where no such path exists
+package:NAME   the same, whatever paths exist
+hub:NAME       a model on the Hugging Face hub
+none           nothing: weights are drawn at random
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from stam.config import AgentConfig, require
-from stam.errors import MissingPackageError, WeightsError, require_package
-from stam.model.agent import Agent
-from stam.model.teacher import Teacher
-from stam.weights import (
-    CONFIG_FILE,
-    MODEL_FILE,
-    Source,
-    is_agent_folder,
-    load,
-    load_deit,
-    load_strictly,
-    load_teacher,
-    load_teacher_folder,
-    package_folder,
-)
+from stam.errors import MissingPackageError, WeightsError, did_you_mean, require_package
+from stam.weights.folder import CONFIG_FILE, MODEL_FILE, is_agent_folder, is_teacher_folder
+
+NOTHING = "none"
+RUN_FILE = "run.json"  # what a run is; its folder is a run folder
+HASHES_FILE = "hashes.json"  # of the models that ship with the package: name, SHA-256 of its weights
+
+_ASSETS = Path(str(files("stam"))) / "assets"
+_CHECKPOINTS = ("best", "last")  # of a run, in the order in which they are looked for
 
 
-def locate(source: str) -> Path:
-    """Returns the file or folder that a source names, fetching it from the hub where that is meant."""
-    kind, _, name = source.partition(":")
-    if kind == "package":
-        return package_folder(name)
-    if kind == "hub":
-        return _from_hub(name)
-    path = Path(source).expanduser()
+@dataclass(frozen=True)
+class FoundAgent:
+    """An agent that a source means.
+
+    Attributes:
+        name: What to call it.
+        folder: The folder of its weights and configuration.
+        home: Where what is made from it goes: the folder that was named. An agent that ships with the package
+            or comes from the hub has `NAME-results` in the current folder, which may not exist yet.
+        run: The run folder that its folder is, or lies in; none for an agent without a run.
+        is_borrowed: Whether it ships with the package or comes from the hub, so that it is not to be changed.
+    """
+
+    name: str
+    folder: Path
+    home: Path
+    run: Path | None
+    is_borrowed: bool
+
+
+def locate(source: str | Path) -> Path:
+    """Returns the file or folder that a source names; from the hub the weights file is fetched."""
+    path, package, hub = _meaning(source)
+    if package is not None:
+        return package_folder(package)
+    if hub is not None:
+        return _from_hub(hub, MODEL_FILE)
     if not path.exists():
         raise WeightsError(
             f"no weights at '{source}': give a file, a run folder, package:NAME, hub:NAME, or none"
@@ -36,112 +61,119 @@ def locate(source: str) -> Path:
     return path
 
 
-def _from_hub(name: str) -> Path:
-    wanted = f"bring the file {MODEL_FILE} of '{name}' and pass its path with --init"
+def find_agent(source: str | Path) -> FoundAgent:
+    """Returns the agent that a source means, or raises and says what would be one."""
+    path, package, hub = _meaning(source)
+    home = find_home(source)
+    if package is not None:
+        return FoundAgent(package, package_folder(package), home, None, is_borrowed=True)
+    if hub is not None:
+        _from_hub(hub, CONFIG_FILE)
+        folder = _from_hub(hub, MODEL_FILE).parent
+        return FoundAgent(hub.rpartition("/")[2], folder, home, None, is_borrowed=True)
+    if not path.exists():
+        known = ", ".join(name for name in package_names() if not is_teacher_folder(_ASSETS / name))
+        raise WeightsError(
+            f"no agent at '{source}': give a run folder, a weights folder, hub:NAME, or one of {known}"
+        )
+    if path.is_file() and not (path.name == MODEL_FILE and is_agent_folder(path.parent)):
+        raise WeightsError(
+            f"'{source}' is a file, not an agent: give a run folder or a weights folder "
+            "(stam train --init FILE makes an agent of a DeiT)"
+        )
+    found = _find_model(home)
+    if found is None:
+        raise WeightsError(
+            f"'{source}' holds no agent: expected {MODEL_FILE} and {CONFIG_FILE} in it, in best/ or in "
+            "last/; stam train makes one"
+        )
+    return FoundAgent(home.resolve().name, found, home, _find_run(found), is_borrowed=False)
+
+
+def find_home(source: str | Path) -> Path:
+    """Returns where what is made from an agent goes; see `FoundAgent.home`."""
+    path, package, hub = _meaning(source)
+    name = package or hub
+    if name is not None:
+        return Path(f"{name.rpartition('/')[2]}-results")
+    return path.parent if path.is_file() else path
+
+
+def find_core(source: str | Path) -> Path | None:
+    """Returns what a model starts from: the folder of an agent, or a weights file; nothing for `none`."""
+    if str(source) == NOTHING:
+        return None
+    path = locate(source)
+    if path.is_file():
+        return path
+    found = _find_model(path)
+    if found is None:
+        raise WeightsError(
+            f"'{source}' holds no agent and no teacher: expected {MODEL_FILE} and {CONFIG_FILE} in it, "
+            "in best/ or in last/"
+        )
+    return found / MODEL_FILE if is_teacher_folder(found) else found
+
+
+def find_teacher(source: str | Path) -> Path | None:
+    """Returns the folder of the teacher that a source means: a teacher, its run, or the run of an agent.
+
+    Nothing where there is none, as at a weights file.
+    """
+    path = locate(source)
+    own = path / "teacher"
+    places = (path, *(path / name for name in _CHECKPOINTS), own, *(own / name for name in _CHECKPOINTS))
+    return next((folder for folder in places if is_teacher_folder(folder)), None)
+
+
+def package_names() -> list[str]:
+    """Returns the names of the models that ship with the package."""
+    return sorted(path.name for path in _ASSETS.iterdir() if is_agent_folder(path))
+
+
+def package_folder(name: str) -> Path:
+    """Returns the folder of a model that ships with the package, and checks that it is as it was shipped."""
+    if name not in package_names():
+        raise WeightsError(f"the package has no model '{name}': {did_you_mean(name, package_names())}")
+    folder = _ASSETS / name
+    recorded = json.loads((_ASSETS / HASHES_FILE).read_text()).get(name)
+    if hashlib.sha256((folder / MODEL_FILE).read_bytes()).hexdigest() != recorded:
+        raise WeightsError(f"the model '{name}' is not as it was shipped: install stam-vision again")
+    return folder
+
+
+def _meaning(source: str | Path) -> tuple[Path, str | None, str | None]:
+    """Returns a source as a path, and its name in the package or on the hub where it means one."""
+    path = Path(source).expanduser()
+    kind, _, name = str(source).partition(":")
+    if kind == "package":
+        return path, name, None
+    if kind == "hub":
+        return path, None, name
+    shipped = not path.exists() and str(source) in package_names()
+    return path, str(source) if shipped else None, None
+
+
+def _find_model(path: Path) -> Path | None:
+    """Returns the folder of the model in a weights folder or a run folder."""
+    folders = (path, *(path / name for name in _CHECKPOINTS))
+    return next((folder for folder in folders if is_agent_folder(folder)), None)
+
+
+def _find_run(folder: Path) -> Path | None:
+    """Returns the run folder that an agent's folder is, or lies in."""
+    return next((place for place in (folder, folder.parent) if (place / RUN_FILE).is_file()), None)
+
+
+def _from_hub(name: str, file: str) -> Path:
+    wanted = f"bring the file {file} of '{name}' and pass its path"
     try:
         hub = require_package("huggingface_hub", extra="hub")
     except MissingPackageError as error:
         raise WeightsError(f"'hub:{name}' {error}; or {wanted}") from error
     try:
-        return Path(hub.hf_hub_download(name, MODEL_FILE))
+        return Path(hub.hf_hub_download(name, file))
     except Exception as error:  # the hub's errors are many; all mean that the file is not to be had
         raise WeightsError(
             f"could not fetch '{name}' from the hub ({type(error).__name__}): {wanted}"
         ) from error
-
-
-def start_agent(source: str, config: AgentConfig, class_indices: tuple[int, ...] | None = None) -> Agent:
-    """Builds an agent whose core starts where `source` says: `none` at random.
-
-    The actor is always fresh, except from a run or weights folder of an agent that has one of the same shape.
-    """
-    if source == "none":
-        return Agent(config)
-    path = locate(source)
-    if path.is_dir() and not _is_teacher(path):
-        return _start_from_agent(load(path), config, source, class_indices)
-    agent = _with_core(path / MODEL_FILE if path.is_dir() else path, config.num_heads, config, class_indices)
-    _require_same_core(agent.config, config, source)
-    return agent
-
-
-# what a core brings with it, whatever the configuration says
-_OF_THE_CORE = ("num_heads", "channels", "width", "depth", "patch_size", "mlp_ratio")
-
-
-def _require_same_core(found: AgentConfig, wanted: AgentConfig, source: str) -> None:
-    """Raises where a core is otherwise than asked for, and says how to ask for it."""
-    own = [(name, _plain(getattr(found, name)), _plain(getattr(wanted, name))) for name in _OF_THE_CORE]
-    other = [(name, value, given) for name, value, given in own if value != given]
-    said = ", ".join(f"{name} {value} instead of {given}" for name, value, given in other)
-    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value, _ in other)
-    require(not other, f"'{source}' has a core of {said}: set {options}")
-
-
-def _plain(size: Any) -> Any:
-    """Returns a size as one number where both of its sides are alike."""
-    return size[0] if isinstance(size, tuple) and size[0] == size[1] else size
-
-
-def _with_core(
-    core: Source, num_heads: int, config: AgentConfig, class_indices: tuple[int, ...] | None
-) -> Agent:
-    """Returns the agent of a configuration around a core that lies in a file or a state dict."""
-    settings = {name: value for name, value in vars(config).items() if name not in _OF_THE_CORE}
-    num_classes = settings.pop("num_classes")
-    return load_deit(core, num_classes, class_indices, num_heads=num_heads, **settings)
-
-
-def _start_from_agent(
-    start: Agent, config: AgentConfig, source: str, class_indices: tuple[int, ...] | None
-) -> Agent:
-    """Takes the core of another agent, and its actor where both have one of the same shape."""
-    core = {name: value.clone() for name, value in start.core.state_dict().items()}
-    agent = _with_core(core, start.config.num_heads, config, class_indices)
-    _require_same_core(agent.config, config, source)
-    if agent.actor is not None and start.actor is not None:
-        theirs = start.actor.state_dict()
-        if {n: v.shape for n, v in theirs.items()} == {
-            n: v.shape for n, v in agent.actor.state_dict().items()
-        }:
-            load_strictly(agent.actor, theirs, source)
-    return agent
-
-
-def open_teacher(
-    source: str,
-    classes: tuple[str, ...],
-    config: AgentConfig,
-    class_indices: tuple[int, ...] | None = None,
-) -> Teacher:
-    """Opens a teacher and checks that it tells the data's classes apart."""
-    path = locate(source)
-    folder = find_teacher(path)
-    if folder is not None:
-        teacher, labels = load_teacher_folder(folder)
-        if labels != classes:
-            raise WeightsError(
-                f"the teacher '{source}' tells {len(labels)} classes apart ({', '.join(labels[:3])}...), "
-                f"the data has {len(classes)} ({', '.join(classes[:3])}...): "
-                "fine-tune one on this data (stam teacher)"
-            )
-        return teacher
-    if path.is_dir():
-        raise WeightsError(
-            f"'{source}' holds no teacher: give the --out folder of stam teacher, or a weights file"
-        )
-    return load_teacher(
-        path, len(classes), class_indices, image_size=config.image_size, num_heads=config.num_heads
-    )
-
-
-def find_teacher(path: Path) -> Path | None:
-    """Returns the folder of the teacher that lies at a path: a teacher, its run, or the run of an agent."""
-    for folder in (path, path / "best", path / "last", path / "teacher" / "best", path / "teacher" / "last"):
-        if folder.is_dir() and _is_teacher(folder):
-            return folder
-    return None
-
-
-def _is_teacher(folder: Path) -> bool:
-    return is_agent_folder(folder) and '"stam-teacher"' in (folder / CONFIG_FILE).read_text()[:200]

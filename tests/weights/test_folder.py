@@ -1,0 +1,158 @@
+"""Our own folders: saved and read back, never half written, and nothing unknown in a record is used."""
+
+import json
+import os
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from agents import randomise, tiny_config
+from torch import nn
+
+import stam
+from stam import weights
+from stam.errors import WeightsError
+from stam.model.vit import VisionTransformer
+
+
+def test_save_and_load_keep_everything_but_the_critic(tmp_path, agent, images):
+    agent.configure(threshold=0.7, labels=tuple("abcde"))
+    agent.add_critic()
+    weights.save_agent(agent, tmp_path / "saved")
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    assert json.loads((tmp_path / "saved/config.json").read_text())["format_version"] == "1.0"
+    again = stam.load(tmp_path / "saved")
+    assert again.config == agent.config and again.critic is None and not again.training
+    assert not any(
+        name.startswith("critic") for name in weights.read_state_dict(tmp_path / "saved/model.safetensors")
+    )
+    assert again.look(images, 5, 0).probabilities.equal(agent.look(images, 5, 0).probabilities)
+
+
+def test_half_precision_save_is_close(tmp_path, agent, images):
+    weights.save_agent(agent, tmp_path / "saved", half=True)
+    again = stam.load(tmp_path / "saved")
+    torch.testing.assert_close(
+        again.look(images, 1, 0).probabilities, agent.look(images, 1, 0).probabilities, atol=1e-2, rtol=0
+    )
+
+
+def test_an_interrupted_save_leaves_the_old_agent(tmp_path, agent, monkeypatch):
+    folder = tmp_path / "saved"
+    weights.save_agent(agent, folder)
+    before = (folder / "model.safetensors").read_bytes()
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(stam.StamError, match="could not write .*No space left on device"):
+        weights.save_agent(stam.Agent(tiny_config(width=48)), folder)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    assert stam.load(folder).config == agent.config
+
+
+def test_a_folder_with_other_things_is_not_overwritten(tmp_path, agent):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(stam.StamError, match="is not empty and holds no agent"):
+        weights.save_agent(agent, tmp_path)
+
+
+def test_a_later_minor_format_is_read(tmp_path, agent):
+    weights.save_agent(agent, tmp_path / "a")
+    config = tmp_path / "a/config.json"
+    config.write_text(config.read_text().replace('"1.0"', '"1.3"'))
+    assert stam.load(tmp_path / "a").config == agent.config
+
+
+RECORD = {
+    "labels": ["a", "b"],
+    "image_size": [8, 12],
+    "vit": {"patch_size": [4, 4], "width": 8, "depth": 1, "num_heads": 2, "distilled": False},
+}
+
+
+def save_tiny_teacher(folder, **changes):
+    model = VisionTransformer(
+        num_classes=2,
+        patch_size=(4, 4),
+        image_patches=(2, 3),
+        width=8,
+        depth=1,
+        num_heads=2,
+        distilled=False,
+    )
+    randomise(model, seed=1)
+    weights.save_teacher(model, folder, RECORD | changes)
+    return model
+
+
+def test_a_teacher_is_saved_and_read_back(tmp_path):
+    model = save_tiny_teacher(tmp_path / "teacher")
+    teacher, labels = weights.load_teacher_folder(tmp_path / "teacher")
+    assert labels == ("a", "b") and teacher.num_classes == 2
+    for name, value in model.state_dict().items():
+        assert teacher.model.state_dict()[name].equal(value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"timm_settings": {"pretrained": True}}, "unknown setting 'timm_settings'"),
+        ({"vit": RECORD["vit"] | {"depht": 3}}, "unknown setting 'vit.depht': did you mean 'depth'"),
+        ({"vit": RECORD["vit"] | {"drop_path": 0.5}}, "unknown setting 'vit.drop_path'"),
+        ({"vit": None}, "needs either the settings 'vit' or the model name 'timm'"),
+        ({"timm": "resnet18"}, "needs either the settings 'vit' or the model name 'timm'"),
+        ({"timm": {"name": "resnet18"}, "vit": None}, "needs either"),
+        ({"labels": "ab"}, "labels must be a list of class names"),
+        ({"vit": {"patch_size": [4, 4], "width": "wide"}}, "width must be a whole number, got 'wide'"),
+        ({"image_size": [9, 12]}, "does not describe a teacher"),
+    ],
+)
+def test_a_teachers_record_with_anything_else_is_refused_in_one_line(tmp_path, changes, message):
+    save_tiny_teacher(tmp_path / "teacher", **changes)
+    with pytest.raises(WeightsError, match=message) as raised:
+        weights.load_teacher_folder(tmp_path / "teacher")
+    assert "config.json" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_record_without_its_part_is_refused(tmp_path):
+    save_tiny_teacher(tmp_path / "teacher")
+    config = tmp_path / "teacher" / "config.json"
+    config.write_text(json.dumps({"format": "stam-teacher", "format_version": "1.0"}))
+    with pytest.raises(WeightsError, match="not a configuration of ours: it lacks 'teacher'"):
+        weights.load_teacher_folder(tmp_path / "teacher")
+    with pytest.raises(WeightsError, match="is a stam-teacher, not a stam-agent"):
+        stam.load(tmp_path / "teacher")
+
+
+def test_a_timm_teacher_is_built_from_its_name_alone(tmp_path, monkeypatch):
+    asked = []
+
+    def create_model(*arguments, **settings):
+        asked.append((arguments, settings))
+        return nn.Linear(3, 2)
+
+    timm = ModuleType("timm")
+    timm.create_model = create_model
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    record = {"labels": ["a", "b"], "image_size": 8, "timm": "some_model"}
+    weights.save_teacher(nn.Linear(3, 2), tmp_path / "teacher", record)
+    _, labels = weights.load_teacher_folder(tmp_path / "teacher")
+    assert labels == ("a", "b") and asked == [(("some_model",), {"num_classes": 2})]
+    weights.save_teacher(nn.Linear(3, 2), tmp_path / "other", record | {"timm_settings": {"x": 1}})
+    with pytest.raises(WeightsError, match="unknown setting 'timm_settings'"):
+        weights.load_teacher_folder(tmp_path / "other")
+    assert len(asked) == 1
+
+
+def test_a_file_in_the_way_is_one_line(tmp_path, agent):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(stam.StamError, match="could not write"):
+        weights.save_agent(agent, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "x" and len(list(tmp_path.iterdir())) == 1
