@@ -143,6 +143,18 @@ def test_a_weights_folder_needs_data(home, capsys, tmp_path):
     assert load_evaluation(tmp_path / "weights" / "evaluation.json").whole_image is None
 
 
+@pytest.mark.parametrize("name", ["digits", "package:digits"])
+def test_an_agent_that_ships_is_evaluated_by_name_and_stays_as_it_is(capsys, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    quick = [*QUICK, "--limit", "4", "--glimpses", "3", "--examples", "0"]
+    _, err = stam_says(capsys, "evaluate", name, "--data", "digits", *quick)
+    assert f"next: stam figures {name}" in err and "--evaluation" not in err
+    assert load_evaluation(tmp_path / "digits-results" / "evaluation.json").name == "digits"
+    refused = stam_refuses(capsys, "evaluate", name, "--data", "digits", *quick, "--store")
+    assert "'digits' is not changed" in refused and "leave out --store" in refused
+    assert stam.load("digits").labels  # which checks its hash
+
+
 @pytest.fixture
 def sketched(monkeypatch):
     """Pictures are drawn in other tests; here they are only asked for."""
