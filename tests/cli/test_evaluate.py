@@ -160,7 +160,8 @@ def sketched(monkeypatch):
     """Pictures are drawn in other tests; here they are only asked for."""
     for place in ("stam.show.figures.to_bytes", "stam.show.report.page.to_bytes"):
         monkeypatch.setattr(place, lambda figure, *arguments, **settings: b"<svg/>")
-    monkeypatch.setattr("stam.show.figures.scenes.animation", lambda example: b"GIF89a")
+    for place in ("stam.show.animations.animation_bytes", "stam.show.report.examples.animation_bytes"):
+        monkeypatch.setattr(place, lambda stories: b"GIF89a")
 
 
 def test_figures_draws_everything(home, capsys, sketched):

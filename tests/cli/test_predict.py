@@ -15,7 +15,6 @@ from serving import RunningServer
 
 import stam
 from stam.cli import main
-from stam.show.pictures import strip_counts
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,13 +87,6 @@ def test_pictures_are_drawn(agent_folder, pictures, tmp_path, capsys):
         assert image.width > 8 * 168 and image.height > 3 * 126
     with Image.open(gif) as image:
         assert image.n_frames >= 3 * 12 and image.info["loop"] == 0
-
-
-def test_a_strip_shows_the_first_glimpses_and_the_last():
-    assert strip_counts(5) == [1, 2, 3, 4, 5]
-    for total in (9, 20, 49):
-        counts = strip_counts(total)
-        assert len(counts) == 8 and counts[0] == 1 and counts[-1] == total and counts == sorted(set(counts))
 
 
 def test_an_unreadable_image_does_not_stop_the_others(agent_folder, pictures, tmp_path, capsys):

@@ -43,16 +43,6 @@ def test_after_a_handover_a_map_shows_what_the_order_takes():
         assert certain == [False, False, True, True, True]
 
 
-def test_what_was_seen_shows_the_glimpses_and_nothing_else(examples):
-    example = examples[0]
-    seen = example.seen(2, unseen=77)
-    inside = np.zeros(seen.shape[:2], dtype=bool)
-    for location in example.locations[:2]:
-        top, left, bottom, right = example.grid.pixel_box(int(location))
-        inside[top:bottom, left:right] = True
-    assert np.array_equal(seen[inside], example.image[inside]) and (seen[~inside] == 77).all()
-
-
 def test_an_agent_without_an_actor_has_no_map():
     agent = make_agent(policy="random")
     (example,) = collect_examples(agent, reader_for(agent, NoiseScenes(5), fast_plan()), 1, 4, "random")

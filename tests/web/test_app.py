@@ -13,7 +13,7 @@ from sessions import feed
 import stam
 from stam.scene.sensor import ImageSensor
 from stam.web import Limits, Service, serve
-from stam.web.scenes import paint_landscape, sample_scenes
+from stam.web.scenes import sample_scenes
 
 PNG = {"content-type": "image/png"}
 RAW = {"content-type": "application/octet-stream"}
@@ -187,7 +187,7 @@ def test_an_idle_session_expires(web_agent):
 
 def test_scenes_are_offered_at_the_agents_size(client):
     scenes = client.get("/api/scenes").json()
-    assert [scene["name"] for scene in scenes][:2] == ["Landscape 1", "Landscape 2"]
+    assert [scene["name"] for scene in scenes] == ["china.jpg", "flower.jpg"]
     answer = client.get(f"/api/scenes/{scenes[0]['id']}")
     assert answer.headers["content-type"] == "image/png"
     assert Image.open(io.BytesIO(answer.content)).size == (32, 24)
@@ -218,9 +218,9 @@ def test_digit_agents_get_digits_and_folders_are_listed(tmp_path):
         sample_scenes(digits, tmp_path / "empty")
 
 
-def test_landscapes_differ_and_repeat():
-    assert (paint_landscape(48, 64, 1) == paint_landscape(48, 64, 1)).all()
-    assert (paint_landscape(48, 64, 1) != paint_landscape(48, 64, 2)).any()
+def test_photographs_are_brought_to_the_agents_size():
+    china, flower = (scene.load() for scene in sample_scenes(tiny_config()))
+    assert china.shape == flower.shape == (24, 32, 3) and (china != flower).any()
 
 
 def test_the_page_loads_nothing_from_elsewhere(client):
@@ -234,8 +234,12 @@ def test_the_page_loads_nothing_from_elsewhere(client):
 
 
 def test_a_stranger_through_another_name_is_refused(client):
-    refused = client.get("/api/agent", headers={"host": "evil.example"})
-    assert refused.status_code == 400 and "no service of the name" in refused.json()["error"]
+    for host in ("evil.example", "127.0.0.1.evil.example", "[::2]:8000", "::1", "*", ""):
+        refused = client.get("/api/agent", headers={"host": host})
+        assert refused.status_code == 400 and refused.text == "Invalid host header", host
+        assert "default-src 'self'" in refused.headers["content-security-policy"]
+    for host in ("127.0.0.1", "127.0.0.1:8000", "localhost", "LOCALHOST:8000", "[::1]", "[::1]:8000"):
+        assert client.get("/api/agent", headers={"host": host}).status_code == 200, host
     answer = client.post("/api/sessions", headers={"origin": "http://evil.example"})
     assert answer.status_code == 403 and "other sites" in answer.json()["error"]
     own = str(client.base_url).rstrip("/")

@@ -19,7 +19,8 @@ from stam.learning.validation import validate
 from stam.model.agent import Agent
 from stam.scene.pixels import normalise
 from stam.settings import RunConfig
-from stam.show.pictures import Story, save_gif, save_strip
+from stam.show.animations import save_gif
+from stam.show.strips import Story, save_strip
 
 POLICIES = ("learned", "random", "plus", "spiral")
 SHOWN_GLIMPSES = 14

@@ -47,6 +47,7 @@ def run(arguments: list[str]) -> None:
     for kind in given.kinds:
         require_choice("kind", kind, KINDS)
     require_package("matplotlib", extra="figures")
+    from stam.show.animations import animation_bytes
     from stam.show.figures import evaluation_figures, example_figures, save_figures, scenes
     from stam.show.report import run_report
 
@@ -60,7 +61,7 @@ def run(arguments: list[str]) -> None:
     paths = save_figures(pictures, folder, given.kinds, progress=True)
     for number, example in enumerate(examples[:3], start=1):
         paths.append(folder / f"trajectory-{number}.gif")
-        save_content(paths[-1], scenes.animation(example))
+        save_content(paths[-1], animation_bytes([scenes.story_of(example, 20)]))
     report = home / f"{Path(REPORT_FILE).stem}{suffix}.html"
     save_content(report, run_report(evaluation, examples, metrics))
     if given.json:

@@ -22,7 +22,8 @@ from stam.learning.runs import recorded_resize_size
 from stam.live import LiveStep, Session, look_through, scene_view
 from stam.model.agent import Agent
 from stam.scene.sensor import ImageSensor
-from stam.show.pictures import Story, save_gif, save_strip
+from stam.show.animations import save_gif
+from stam.show.strips import Story, save_strip
 from stam.weights import find_agent, load_agent
 
 _BATCH = 32

@@ -54,14 +54,6 @@ class Example:
         """Whether the answer after each glimpse is the true class."""
         return self.predictions == self.label
 
-    def seen(self, num_glimpses: int, unseen: int = 128) -> UInt8[np.ndarray, "height width 3"]:
-        """Returns what the agent saw in so many glimpses; the rest is grey."""
-        view = np.full_like(self.image, unseen)
-        for location in self.locations[:num_glimpses]:
-            top, left, bottom, right = self.grid.pixel_box(int(location))
-            view[top:bottom, left:right] = self.image[top:bottom, left:right]
-        return view
-
 
 def choose_examples(labels: Int[np.ndarray, " scenes"], count: int) -> Int[np.ndarray, " chosen"]:
     """Picks scenes without looking at how the agent did: in a fixed random order, another class each time."""

@@ -16,11 +16,12 @@ from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 from PIL import Image
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from stam.errors import StamError
 from stam.live import PoolFullError, Session, SessionPool, UnknownSessionError, scene_view
 from stam.model.agent import Agent
-from stam.web.limits import BodyLimit, KnownHosts, Limits, SameOrigin, SecurityHeaders
+from stam.web.limits import BodyLimit, Limits, SameOrigin, SecurityHeaders
 from stam.web.scenes import (
     SampleScene,
     TooManyPixelsError,
@@ -44,6 +45,7 @@ from stam.web.schemas import (
 
 PAGE = Path(__file__).parent / "page"
 POLICIES = ("learned", "random", "plus", "spiral", "centre-out")
+OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 RAW_PIXELS = "application/octet-stream"
 
 SessionId = Annotated[str, PathParameter(pattern="^[A-Za-z0-9_-]{1,64}$", description="from opening it")]
@@ -160,7 +162,7 @@ class Service:
         return encode_png(scene_view(image, self.agent.config, self.resize_size))
 
 
-def create_app(service: Service, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> FastAPI:
+def create_app(service: Service, hosts: Sequence[str] = OWN_NAMES) -> FastAPI:
     """Builds the application.
 
     Args:
@@ -184,7 +186,7 @@ def create_app(service: Service, hosts: Sequence[str] = ("127.0.0.1", "localhost
         lifespan=lifespan,
     )
     app.add_middleware(BodyLimit, max_bytes=service.limits.max_upload_bytes)
-    app.add_middleware(KnownHosts, hosts=tuple(hosts))
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(SameOrigin)
     app.add_middleware(SecurityHeaders)
     _add_error_handlers(app, service)

@@ -77,22 +77,6 @@ class BodyLimit:
             await refuse(send, 413, f"a request may have {self.max_bytes} bytes: send less")
 
 
-class KnownHosts:
-    """Answers only to the service's own names, so that no other name can be made to point here."""
-
-    def __init__(self, app: App, hosts: tuple[str, ...]) -> None:
-        self.app, self.hosts = app, hosts
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Passes on what is addressed to one of the names, or to any where `*` is one of them."""
-        given = dict(scope.get("headers", [])).get(b"host", b"").decode("latin-1").lower()
-        name = given if given.endswith("]") else given.rsplit(":", 1)[0]  # without the port
-        if scope["type"] == "http" and name not in self.hosts and "*" not in self.hosts:
-            await refuse(send, 400, f"no service of the name '{name}' is here: use one of {list(self.hosts)}")
-        else:
-            await self.app(scope, receive, send)
-
-
 class SameOrigin:
     """Refuses what a page of another site would have a visitor's browser do here."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from stam.config import AgentConfig
 from stam.data import ClutteredDigits, decode_image
@@ -72,7 +72,7 @@ def sample_scenes(
     """Returns the scenes the page offers.
 
     Images of a folder, evenly spread over it; without one, cluttered digits for an agent that reads digits,
-    and painted landscapes for any other.
+    and the photographs that come with scikit-learn for any other.
 
     Args:
         config: The agent's configuration.
@@ -88,15 +88,25 @@ def sample_scenes(
             SampleScene(f"Digits {index + 1}", digits.classes[digits.labels[index]], _digit(digits, index))
             for index in range(24)
         ]
-    return [SampleScene(f"Landscape {seed + 1}", None, _landscape(height, width, seed)) for seed in range(8)]
+    return _photographs(config, resize_size)
 
 
 def _digit(digits: ClutteredDigits, index: int) -> Callable[[], np.ndarray]:
     return lambda: digits.load(index)
 
 
-def _landscape(height: int, width: int, seed: int) -> Callable[[], np.ndarray]:
-    return lambda: paint_landscape(height, width, seed)
+def _photographs(config: AgentConfig, resize_size: int | None) -> list[SampleScene]:
+    """Returns the photographs inside scikit-learn (CC BY 2.0, see sklearn/datasets/images/README.txt)."""
+
+    def loader(name: str) -> Callable[[], np.ndarray]:
+        def load() -> np.ndarray:
+            from sklearn.datasets import load_sample_image  # here, since importing it takes a second
+
+            return scene_view(load_sample_image(name), config, resize_size)
+
+        return load
+
+    return [SampleScene(name, None, loader(name)) for name in ("china.jpg", "flower.jpg")]
 
 
 def _folder_scenes(config: AgentConfig, folder: Path, resize_size: int | None) -> list[SampleScene]:
@@ -116,39 +126,3 @@ def _folder_scenes(config: AgentConfig, folder: Path, resize_size: int | None) -
         label = path.parent.name if path.parent.name in config.labels else None
         scenes.append(SampleScene(name, label, loader(folder / path)))
     return scenes
-
-
-def paint_landscape(height: int, width: int, seed: int) -> UInt8[np.ndarray, "height width 3"]:
-    """Paints hills under a sun, another view for each seed, for an agent whose own data is not at hand."""
-    random = np.random.default_rng(seed)
-    scale = 4  # painted larger and shrunk, so that edges are smooth
-    tall, wide = height * scale, width * scale
-    dusk = random.uniform()
-    zenith = (1 - dusk) * np.array([88, 148, 214]) + dusk * np.array([66, 58, 112])
-    horizon = (1 - dusk) * np.array([214, 232, 244]) + dusk * np.array([244, 172, 118])
-    fade = np.linspace(0, 1, tall)[:, None, None] ** 0.8
-    sky = np.broadcast_to((1 - fade) * zenith + fade * horizon, (tall, wide, 3)).astype(np.uint8)
-    image = Image.fromarray(np.ascontiguousarray(sky))
-    draw = ImageDraw.Draw(image)
-    x, y = random.uniform(0.15, 0.85) * wide, random.uniform(0.12, 0.4) * tall
-    radius = random.uniform(0.05, 0.09) * wide
-    draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=(255, 240, 200))
-    columns = np.arange(wide)
-    num_ridges = 4
-    for ridge in range(num_ridges):
-        depth = (ridge + 1) / num_ridges
-        crest = np.full(wide, tall * (0.45 + 0.14 * ridge))
-        for wave in range(1, 5):
-            phase, height_of_wave = random.uniform(0, 2 * np.pi), random.uniform(0.3, 1) * tall * 0.07 / wave
-            crest = crest + height_of_wave * np.sin(columns / wide * wave * (2 + ridge) * 1.7 + phase)
-        tint = (1 - depth) * horizon * 0.8 + depth * np.array([38, 84, 62])
-        outline = [(0, tall), *zip(columns.tolist(), crest.tolist(), strict=True), (wide, tall)]
-        draw.polygon(outline, fill=tuple(int(value) for value in tint))
-        if ridge >= 2:
-            for _ in range(5):
-                at = int(random.uniform(0, wide - 1))
-                foot, size = float(crest[at]), random.uniform(0.05, 0.1) * tall * depth
-                leaf = tuple(int(value * 0.7) for value in tint)
-                tree = [(at - size / 3, foot + 2), (at, foot - size), (at + size / 3, foot + 2)]
-                draw.polygon(tree, fill=leaf)
-    return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS))

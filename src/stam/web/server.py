@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from stam.config import require
 from stam.errors import StamError, require_package
-from stam.web.app import Service, create_app
+from stam.web.app import OWN_NAMES, Service, create_app
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -28,7 +28,7 @@ def serve(
     listener = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listener.getsockname()[1]}"
-    app = create_app(service, hosts=("127.0.0.1", "localhost", "[::1]") if host in LOOPBACK else ("*",))
+    app = create_app(service, hosts=OWN_NAMES if host in LOOPBACK else ("*",))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
     if on_ready is not None:
         on_ready(url)

@@ -6,6 +6,7 @@ from typing import Any
 from stam.evaluation.examples import Example
 from stam.evaluation.results import Evaluation, Reliability
 from stam.show.figures import DARK, LIGHT, evaluation_figures
+from stam.show.report.examples import example_strip
 from stam.show.report.page import (
     Charts,
     Section,
@@ -20,7 +21,6 @@ from stam.show.report.page import (
     table,
     tile,
 )
-from stam.show.report.strips import strip
 
 
 def run_report(
@@ -213,7 +213,7 @@ def _looking(evaluation: Evaluation, examples: Sequence[Example], charts: Charts
         "Examples, chosen without regard to how the agent does. What is covered was not seen; the frame is "
         "the newest glimpse. Under each: the answer, and how sure of it the agent is."
     )
-    strips = "".join(strip(example, position) for position, example in enumerate(examples, start=1))
+    strips = "".join(example_strip(example, position) for position, example in enumerate(examples, start=1))
     return found + paragraph(text) + strips
 
 
