@@ -1,4 +1,4 @@
-"""Draws what `real_images.py` and `who_chooses.py` measured: curves, the authors' points, paths.
+"""Draws the results of `real_images.py` and `who_chooses.py`: curves, the authors' points, paths.
 
 python experiments/draw_real_images.py experiments/results --out docs/images
 """
@@ -17,7 +17,7 @@ from stam.evaluation import load_evaluation
 from stam.show.figures import evaluation_figures, to_bytes
 from stam.show.figures.style import LIGHT, LINES, PAGE, SMALL, dress, legend, new_figure
 
-# measured once with the authors' code: glimpses and accuracy in %
+# measured with the authors' code in 240 s: accuracy in % by number of glimpses
 AUTHORS = {
     "imagenette": {1: 48.1, 2: 73.7, 3: 82.1, 5: 89.2, 8: 93.6, 12: 95.9, 21: 97.7},
     "aid": {1: 38.0, 2: 61.4, 3: 69.8, 5: 77.1, 8: 83.0, 12: 86.9, 21: 89.8},
@@ -26,7 +26,7 @@ KEPT = ("early-exit", "locations")
 
 
 def two_panels(difference: str) -> tuple[Figure, Axes, Axes]:
-    """Returns a figure for curves over glimpses, on the left as they are, on the right as differences."""
+    """Returns a figure with two panels over the glimpses: accuracy and differences of accuracy."""
     figure, ((whole, apart),) = new_figure(PAGE, 3.4, 1, 2)
     for axes, what in ((whole, "top-1 accuracy (%)"), (apart, difference)):
         dress(axes, LIGHT, "glimpses sensed", what)
@@ -35,7 +35,7 @@ def two_panels(difference: str) -> tuple[Figure, Axes, Axes]:
 
 
 def draw(results: list[dict[str, Any]], points: dict[int, float]) -> bytes:
-    """An agent's curve, with the authors' points; and how far it and others are above those, joined."""
+    """Draws an agent's curve, and how far it and others are above the interpolated points of the authors."""
     figure, whole, apart = two_panels("points above the authors' code")
     joined = np.interp(np.arange(1, len(results[0]["mean"]) + 1), list(points), list(points.values())) / 100
     add_curve(whole, 0, results[0])
@@ -48,8 +48,8 @@ def draw(results: list[dict[str, Any]], points: dict[int, float]) -> bytes:
     return to_bytes(figure)
 
 
-def draw_alike(results: list[dict[str, Any]]) -> bytes:
-    """Agents trained alike: their curves, and how far each is from the first."""
+def draw_same_start(results: list[dict[str, Any]]) -> bytes:
+    """Draws the curves of several agents, and how far each is from the first."""
     figure, whole, apart = two_panels(f"points above {results[0]['name']}")
     for position, result in enumerate(results):
         add_curve(whole, position, result)
@@ -62,7 +62,7 @@ def draw_alike(results: list[dict[str, Any]]) -> bytes:
 def add_curve(
     axes: Axes, position: int, result: dict[str, Any], zero: np.ndarray | float = 0.0, band: float = 5
 ) -> None:
-    """Draws a mean and a band of so many standard deviations, five of them as the paper does."""
+    """Draws a mean and a band of `band` standard deviations; the paper draws five."""
     mean, std = 100 * (np.array(result["mean"]) - zero), 100 * np.array(result["std"])
     at = np.arange(1, len(mean) + 1)
     colour = LIGHT.colours[position % len(LIGHT.colours)]
@@ -71,7 +71,7 @@ def add_curve(
 
 
 def draw_paths(found: dict[str, Any], columns: int = 4) -> bytes:
-    """Where an agent looked, scene by scene, until it was sure; the number is that of the glimpse."""
+    """Draws where an agent looked in each scene until it stopped; cells show the number of the glimpse."""
     grid_rows, grid_columns = found["grid"]
     rows = -(-len(found["paths"]) // columns)
     figure, panels = new_figure(PAGE, 1.95 * rows, rows, columns)
@@ -113,11 +113,10 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     for dataset in AUTHORS:
-        for alike in ("", "-alike"):
-            found = arguments.results / f"{dataset}{alike}.json"
-            if found.exists():
-                picture = draw_alike(json.loads(found.read_text()))
-                (arguments.out / f"{dataset}{alike}-curves.png").write_bytes(picture)
+        same_start = arguments.results / f"{dataset}-same-start.json"
+        if same_start.exists():
+            picture = draw_same_start(json.loads(same_start.read_text()))
+            (arguments.out / f"{dataset}-same-start.png").write_bytes(picture)
         short, long, learned, choosers = (
             arguments.results / f"{dataset}{end}.json" for end in ("-240s", "-long", "-learned", "-choosers")
         )

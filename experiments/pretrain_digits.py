@@ -2,10 +2,9 @@
 
     python experiments/pretrain_digits.py --out src/stam/assets --seconds 75
 
-The teacher learns whole scenes. The core starts from it and learns random subsets of glimpses, any number of
-them, from the labels and from the teacher: it knows what glimpses mean, and nothing about where to look.
-Started at random, it would spend most of the time finding out what a digit is. Both are saved in half
-precision.
+The teacher is trained on whole scenes. The core starts from the teacher's weights and is trained on random
+subsets of glimpses, with the labels and the teacher's predictions as targets. It can classify glimpses but
+has no policy. Both are saved in half precision.
 """
 
 import argparse
@@ -39,7 +38,7 @@ def paint(split: str, seed: int, num_scenes: int) -> tuple[np.ndarray, np.ndarra
 
 
 def load_scenes(split: str, seeds: range, num_scenes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Paints scenes in parallel and returns grey levels (N, 56, 56) and labels on the device."""
+    """Generates scenes in parallel and returns grey levels (N, 56, 56) and labels on the device."""
     with ProcessPoolExecutor() as pool:
         parts = list(pool.map(paint, *zip(*((split, seed, num_scenes) for seed in seeds), strict=True)))
     grey, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -66,7 +65,7 @@ def subset_accuracy(agent: stam.Agent, grey: Tensor, labels: Tensor, num_glimpse
 
 
 def optimise(model: torch.nn.Module, seconds: float, peak_lr: float, loss_of_batch) -> None:  # type: ignore[no-untyped-def]
-    """Runs AdamW on `loss_of_batch()` for a number of seconds, with a short rise and a cosine."""
+    """Runs AdamW on `loss_of_batch()` for a number of seconds, with a short warm-up and a cosine schedule."""
     optimiser = torch.optim.AdamW(parameter_groups({"all": model.named_parameters()}, 0.05), fused=True)
     began, step = time.monotonic(), 0
     while (progress := (time.monotonic() - began) / seconds) < 1:
@@ -88,23 +87,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=75, help="for the teacher, and as long for the core")
+    parser.add_argument("--seconds", type=float, default=75, help="for the teacher, and again for the core")
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--num-heads", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument(
-        "--num-sets", type=int, default=32, help="sets of scenes, each with a seed of its own"
-    )
+    parser.add_argument("--num-sets", type=int, default=32, help="sets of scenes, each with its own seed")
     parser.add_argument("--num-scenes", type=int, default=10_000, help="scenes in a set")
-    parser.add_argument("--teacher", type=Path, help="a teacher trained before: only the core is pretrained")
+    parser.add_argument("--teacher", type=Path, help="a trained teacher: only the core is pretrained")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     device = choose_device(arguments.device)
     torch.manual_seed(arguments.seed)
     began = time.monotonic()
-    # the seeds of the training sets stay clear of 0, which everybody else trains on
+    # seed 0 is left to the agents that start from this core
     grey, labels = load_scenes("train", range(100, 100 + arguments.num_sets), arguments.num_scenes, device)
     test_grey, test_labels = load_scenes("test", range(1), min(2000, arguments.num_scenes), device)
     print(f"{len(grey)} training scenes in {time.monotonic() - began:.0f} s", flush=True)
@@ -153,7 +150,7 @@ def main() -> None:
 
     def core_loss() -> Tensor:
         images, wanted = draw()
-        count = 1 + int((grid.num_locations - 1) * torch.rand(()).item() ** 1.5)  # more of the small numbers
+        count = 1 + int((grid.num_locations - 1) * torch.rand(()).item() ** 1.5)  # small numbers more often
         order = torch.rand(len(images), grid.num_locations, device=device).argsort(dim=1)[:, :count]
         patches = grid.patches(grid.cut(images, order))
         with half_precision:

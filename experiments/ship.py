@@ -1,11 +1,10 @@
-"""Puts a trained agent into the package: half precision, its calibration, and the hash that loading checks.
+"""Adds a trained agent to the package: half-precision weights, calibration and a recorded hash.
 
     python experiments/ship.py runs/imagenette/learned --name imagenette-tiny \
         --evaluation runs/imagenette/learned.json
 
-Temperature and threshold come from the evaluation, which fits them on one half of the validation scenes, and
-with them the handover and the view they were fitted for.
-`--rehash` records the hashes of what lies in the package.
+Temperature and threshold come from the evaluation, which fits them on one half of the validation scenes. The
+policy is the one they were fitted for. `--rehash` only records the hashes of the agents in the package.
 """
 
 import argparse
@@ -44,11 +43,10 @@ def main() -> None:
             temperature=found.calibration.temperature,
             threshold=found.early_exit.fit.threshold,
             handover=found.handover,
-            mirrored=found.mirrored,
         )
         save_agent(agent, arguments.assets / arguments.name, half=True)
         size = (arguments.assets / arguments.name / MODEL_FILE).stat().st_size
-        assert size <= MOST_BYTES, f"{size} bytes are too many to ship"
+        assert size <= MOST_BYTES, f"{size} bytes is too large for the package"
         print(f"{arguments.name}: {size / 1e6:.1f} MB, threshold {agent.threshold:.3f}")
     for name, digest in record_hashes(arguments.assets).items():
         print(f"{digest[:16]}  {name}")

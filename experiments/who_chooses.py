@@ -1,11 +1,10 @@
-"""One trained agent, other choosers: how much of its accuracy is knowing where to look.
+"""Evaluates one trained agent with several policies: its classifier stays, the choice of locations changes.
 
     python experiments/who_chooses.py aid-tiny --data aid.tar --out experiments/results/aid-choosers.json
 
-The agent classifies; its own policy, an order or chance picks the locations, or its own policy the first so
-many and an order from the centre outward the rest (`--handovers`). What it learned it learned from
-its own glimpses, so orders are at a disadvantage here that agents trained for them do not have. Also keeps
-the paths of a few scenes, with what the agent thought on the way.
+Locations come from the agent's own policy, a fixed order, chance, or the actor for the first N glimpses and
+centre-out after that (`learned:N`, set by `--actor-glimpses`). The classifier was trained on glimpses of its
+own policy, so the fixed orders are at a disadvantage here. The paths of a few scenes are stored too.
 """
 
 import argparse
@@ -26,33 +25,29 @@ from stam.scene.pixels import normalise
 CHOOSERS = ("learned", "plus", "spiral", "centre-out", "random")
 
 
-def agent_parser(description: str | None, scenes: int | None, of: str) -> argparse.ArgumentParser:
-    """Returns a parser of what every look at one trained agent takes."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("agent")
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--scenes", type=int, default=scenes, help=of)
-    parser.add_argument("--out", type=Path, required=True)
-    return parser
-
-
 def view_scenes(agent: Agent, scenes: Scenes, indices: np.ndarray) -> Tensor:
-    """Returns some scenes as evaluation shows them to an agent."""
+    """Returns scenes preprocessed as in evaluation."""
     view = EvaluationView(agent.config.image_size, None)
     pixels = np.stack([view(scenes, int(index)) for index in indices]).transpose(0, 3, 1, 2)
     return normalise(torch.from_numpy(pixels), agent.config.mean, agent.config.std)
 
 
 def main() -> None:
-    parser = agent_parser(__doc__, 1000, "of the validation split, at random")
-    parser.add_argument("--seeds", type=int, default=1, help="of the first location")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("agent")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--scenes", type=int, default=1000, help="random scenes of the validation split")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds of the first location")
     parser.add_argument("--glimpses", type=int, default=21)
-    parser.add_argument("--handovers", type=int, nargs="*", default=[6, 8, 12])
+    parser.add_argument(
+        "--actor-glimpses", type=int, nargs="*", default=[6, 8, 12], help="evaluate learned:N for each N"
+    )
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--paths", type=int, default=12, help="scenes whose paths are kept")
-    parser.add_argument("--threads", type=int, help="of torch")
+    parser.add_argument("--paths", type=int, default=12, help="scenes whose paths are stored")
+    parser.add_argument("--threads", type=int, help="torch threads")
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -63,7 +58,7 @@ def main() -> None:
     accuracy = {}
     own = agent.config.handover
     choosers: list[tuple[str, str, int | None]] = [(policy, policy, None) for policy in CHOOSERS]
-    choosers += [(f"learned to {count}", "learned", count) for count in arguments.handovers]
+    choosers += [(f"learned:{count}", "learned", count) for count in arguments.actor_glimpses]
     for name, policy, handover in choosers:
         agent.configure(handover=handover)
         plan = EvaluationPlan(
