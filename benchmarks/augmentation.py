@@ -21,7 +21,8 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from stam.config import IMAGENET_MEAN, IMAGENET_STD
-from stam.data.augment import Augment, AugmentConfig
+from stam.data.augment import Augment
+from stam.settings import AugmentConfig
 
 IMAGE_SIZE = 224
 NUM_ROUNDS = 5

@@ -1,8 +1,7 @@
-"""How long a live agent takes to answer: many sessions, ONNX against PyTorch, grouping against padding.
+"""How long a live agent takes to answer: many sessions at once, and ONNX against PyTorch.
 
     python benchmarks/live_latency.py --size digits sessions
     python benchmarks/live_latency.py --size tiny onnx
-    python benchmarks/live_latency.py --size small batching
 
 Weights are random: the time does not depend on them.
 """
@@ -15,18 +14,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 import stam
+from stam.evaluation.timing import in_turn
 from stam.live import SessionPool
-from stam.live.session import Session, by_count, settle
-from stam.model.agent import Memory
 
 
 def build(size: str) -> stam.Agent:
@@ -93,16 +89,6 @@ def sessions(agent: stam.Agent, counts: list[int], seconds: float, max_glimpses:
     return rows
 
 
-def median_ms(function: Callable[[], object], repeats: int) -> float:
-    function()
-    taken = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        function()
-        taken.append(time.perf_counter() - started)
-    return round(statistics.median(taken) * 1e3, 2)
-
-
 def onnx(agent: stam.Agent, repeats: int) -> list[dict]:
     """One step of one session at several counts of glimpses."""
     import onnxruntime
@@ -121,82 +107,20 @@ def onnx(agent: stam.Agent, repeats: int) -> list[dict]:
         glimpses = torch.randn(1, count, agent.config.channels, *agent.grid.glimpse_size)
         locations = torch.arange(count)[None]
         inputs = {"glimpses": glimpses.numpy(), "locations": locations.numpy()}
+        runs: dict[str, Callable[[], object]] = {
+            "PyTorch ms": partial(graph, glimpses, locations),
+            "ONNX ms": partial(session.run, None, inputs),
+        }
         with torch.no_grad():
-            torch_ms = median_ms(lambda g=glimpses, places=locations: graph(g, places), repeats)  # type: ignore[misc]
-        onnx_ms = median_ms(lambda given=inputs: session.run(None, given), repeats)  # type: ignore[misc]
-        rows.append({"glimpses": count, "PyTorch ms": torch_ms, "ONNX ms": onnx_ms})
+            times = in_turn(runs, agent.device, repeats)
+        medians = {name: round(1e3 * statistics.median(each), 2) for name, each in times.items()}
+        rows.append({"glimpses": count} | medians)
     return rows
-
-
-@torch.no_grad()
-def padded_believe(agent: stam.Agent, memories: list[Memory]) -> Tensor:
-    """Encodes memories of different lengths in one pass: shorter ones are padded, and masked."""
-    core = agent.core
-    positions = [agent.positions[memory.locations].flatten(1) for memory in memories]
-    longest = max(place.shape[1] for place in positions)
-
-    def fill(rows: list[Tensor]) -> Tensor:
-        return torch.cat([F.pad(row, (0, 0, 0, longest - row.shape[1])) for row in rows])
-
-    tokens = core.embed(
-        fill([memory.patches for memory in memories]), fill([place[..., None] for place in positions])[..., 0]
-    )
-    x = torch.cat((core._readout_tokens(len(memories)), tokens), dim=1)
-    lengths = torch.tensor([place.shape[1] + core.num_readout for place in positions])
-    mask = (torch.arange(x.shape[1]) < lengths[:, None])[:, None, None]
-    blocks: list[Any] = list(core.blocks)
-    for block in blocks:
-        attention = block.attn
-        query, key, value = attention._heads(attention.qkv(block.norm1(x)), 3)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        x = x + attention.proj(mixed.transpose(1, 2).flatten(2))
-        x = x + block.mlp.fc2(block.mlp.fc1.with_gelu(block.norm2(x)))
-    return core.norm(x[:, : core.num_readout])
-
-
-def batching(agent: stam.Agent, repeats: int) -> list[dict]:
-    """One step of 32 sessions whose counts of glimpses are spread over 1 to `most`."""
-    grid, rows = agent.grid, []
-    for most in (4, 16, grid.num_locations):
-        counts = torch.randint(1, most + 1, (32,), generator=torch.Generator().manual_seed(0)).tolist()
-        updates = []
-        for count in counts:
-            session = Session(agent)
-            for place in range(count):
-                glimpse = torch.zeros(3, *grid.glimpse_size)
-                update = session.prepare(glimpse, place)
-                session.commit(update.snapshot)
-            updates.append(update)
-        memories = [update.snapshot.memory for update in updates]
-        grouped = median_ms(lambda u=updates: [agent_pass(group) for group in by_count(u)], repeats)  # type: ignore[misc]
-        padded = median_ms(lambda m=memories: padded_believe(agent, m), repeats)  # type: ignore[misc]
-        alone = median_ms(lambda m=memories: [believe(agent, one) for one in m], repeats)  # type: ignore[misc]
-        whole = median_ms(lambda u=updates: [settle(group) for group in by_count(u)], repeats)  # type: ignore[misc]
-        rows.append(
-            {
-                "counts": f"1 to {most}",
-                "grouped ms": grouped,
-                "padded ms": padded,
-                "one by one ms": alone,
-                "grouped, with the policy ms": whole,
-            }
-        )
-    return rows
-
-
-def agent_pass(group: list) -> object:
-    agent = group[0].session.agent
-    return believe(agent, agent.join([update.snapshot.memory for update in group]))
-
-
-@torch.no_grad()
-def believe(agent: stam.Agent, memory: Memory) -> object:
-    return agent.believe(memory)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("sessions", "onnx", "batching"))
+    parser.add_argument("what", choices=("sessions", "onnx"))
     parser.add_argument("--size", choices=("digits", "tiny", "small", "base"), default="digits")
     parser.add_argument("--threads", type=int, default=None, help="of PyTorch and ONNX; all cores by default")
     parser.add_argument("--seconds", type=float, default=10, help="for each number of sessions")
@@ -209,7 +133,7 @@ def main() -> None:
     if given.what == "sessions":
         rows = sessions(agent, [1, 10, 100], given.seconds, given.max_glimpses)
     else:
-        rows = (onnx if given.what == "onnx" else batching)(agent, given.repeats)
+        rows = onnx(agent, given.repeats)
     for row in rows:
         print(json.dumps({"size": given.size, "threads": torch.get_num_threads(), **row}))
 

@@ -1,10 +1,14 @@
-"""How much a whole look costs beside the transformer forwards it contains.
+"""How long a look takes, beside the plain modules and beside the transformer forwards it contains.
 
     python benchmarks/look.py --size small --num-glimpses 21 --threads 2
 
-Four things are timed in turn, round after round, so that a busy machine slows all of them alike: a whole
-`agent.look`; the forwards of the same tokens by calling `agent.core`; the same with the packed weights that a
-look uses; and plain forwards, where every block computes every token. The median over the rounds is reported.
+All are timed in turn, round after round, so that a busy machine slows all of them alike; the median over the
+rounds is reported.
+
+look: `agent.look`, which compares every weight with the snapshot it kept, and looks with that.
+prepared: `agent.prepared().look`, without the comparison.
+plain: the same look by the plain modules (`--no-fast`).
+forwards: only the transformer forwards of the same glimpses, by the plain modules.
 """
 
 import argparse
@@ -15,42 +19,30 @@ from collections.abc import Callable
 import torch
 
 import stam
-from stam.evaluation.speed import plain_encode, seconds
+from stam.evaluation.timing import in_turn, median_ratio
+from stam.fast import prepare
+
+NAMES = ("look", "prepared", "plain", "forwards")
 
 
 @torch.no_grad()
 def measure(size: str, num_glimpses: int, batch_size: int, rounds: int) -> dict[str, float]:
     agent = stam.Agent(stam.AgentConfig.of_size(size, 1000)).eval()
     images = torch.randn(batch_size, 3, 224, 224)
-    trace = agent.look(images, num_glimpses)  # warms up too
+    trace = agent.look(images, num_glimpses)
     patches = agent.grid.patches(agent.grid.cut(images, trace.locations))
     positions = agent.positions[trace.locations].flatten(1)
-    per_glimpse = agent.grid.patches_per_glimpse
-    inputs = [
-        (patches[:, : n * per_glimpse], positions[:, : n * per_glimpse]) for n in range(1, num_glimpses + 1)
-    ]
-
-    def packed_forwards() -> None:
-        with agent.thinking():
-            for given in inputs:
-                agent.core(*given)
-
+    ends = [n * agent.grid.patches_per_glimpse for n in range(1, num_glimpses + 1)]
+    first, prepared, plain = trace.locations[:, 0], agent.prepared(), prepare(agent, fast=False)
     runs: dict[str, Callable[[], object]] = {
-        "look": lambda: agent.look(images, num_glimpses, trace.locations[:, 0]),
-        "forwards": lambda: [agent.core(*given) for given in inputs],
-        "packed_forwards": packed_forwards,
-        "plain_forwards": lambda: [plain_encode(agent, *given) for given in inputs],
+        "look": lambda: agent.look(images, num_glimpses, first),
+        "prepared": lambda: prepared.look(images, num_glimpses, first),
+        "plain": lambda: plain.look(images, num_glimpses, first),
+        "forwards": lambda: [agent.core(patches[:, :end], positions[:, :end]) for end in ends],
     }
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(seconds(run, agent.device))
-    median = {name: statistics.median(values) for name, values in times.items()}
-    ratios = {
-        f"look_over_{name}": [a / b for a, b in zip(times["look"], times[name], strict=True)]
-        for name in ("forwards", "packed_forwards", "plain_forwards")
-    }
-    return median | {name: statistics.median(values) for name, values in ratios.items()}
+    times = in_turn(runs, agent.device, rounds)
+    medians = {name: statistics.median(times[name]) for name in NAMES}
+    return medians | {f"look_over_{name}": median_ratio(times["look"], times[name]) for name in NAMES[1:]}
 
 
 def main() -> None:
@@ -78,12 +70,12 @@ def main() -> None:
     print(
         f"{arguments.size}, {arguments.num_glimpses} glimpses, {arguments.threads} threads (seconds, medians)"
     )
-    print("batch   look  forwards  packed  plain   look/forwards  look/packed  look/plain")
+    print("batch   look  prepared  plain  forwards   look/prepared  look/plain  look/forwards")
     for row in rows:
         print(
-            f"{row['batch']:>5} {row['look']:>6.3f} {row['forwards']:>9.3f} {row['packed_forwards']:>7.3f}"
-            f" {row['plain_forwards']:>6.3f} {row['look_over_forwards']:>15.3f}"
-            f" {row['look_over_packed_forwards']:>12.3f} {row['look_over_plain_forwards']:>11.3f}"
+            f"{row['batch']:>5} {row['look']:>6.3f} {row['prepared']:>9.3f} {row['plain']:>6.3f}"
+            f" {row['forwards']:>9.3f} {row['look_over_prepared']:>15.3f}"
+            f" {row['look_over_plain']:>11.3f} {row['look_over_forwards']:>14.3f}"
         )
 
 

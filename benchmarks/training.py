@@ -4,7 +4,7 @@
 
 `table`: Tiny and Small at the batches of the baseline, from the device and from files, and looking beside the
 plain loop. `scaling`: against batch and glimpses, drawn too. `profile`: a batch by kind of kernel.
-`agreement`: losses of every path beside the float32 eager one. `first-batch`: where the time before the
+`agreement`: losses of every path beside the plain float32 one. `first-batch`: where the time before the
 second batch goes.
 It does without `stam bench`'s command line and so needs nothing but torch. What it prints is also in `--out`.
 """
@@ -27,7 +27,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from stam.config import AgentConfig
-from stam.evaluation.early_exit import synchronise
 from stam.evaluation.speed import (
     TrainingSpeed,
     look_speed,
@@ -37,6 +36,7 @@ from stam.evaluation.speed import (
     random_batch,
     training_speed,
 )
+from stam.evaluation.timing import synchronise
 from stam.learning.loop import Place
 from stam.learning.training import AgentLearner
 from stam.settings import RunConfig, TrainingConfig
@@ -121,7 +121,7 @@ def profiled(given: argparse.Namespace) -> Any:
     found = {}
     for size, batch in zip(given.sizes, given.batches, strict=True):
         made = learner(size, batch, given)
-        made.record = False  # the profiler sees kernels one by one
+        made.use_cuda_graph = False  # the profiler sees kernels one by one
         images, labels = random_batch(made)
         made.learn_from(images, labels, Place(0, 0, False))
         on_gpu = made.device.type == "cuda"

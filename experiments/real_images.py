@@ -171,9 +171,10 @@ def main() -> None:
         recipe = arguments.dataset if name == "learned" else f"{arguments.dataset}-{name}"
         config = configure(recipe, classes, changes, arguments.workers)
         agent, result = train_one(name, config, setup)
-        with_actor = arguments.actor_glimpses if agent.config.policy == "learned" else []
+        with_actor = arguments.actor_glimpses if agent.config.has_actor else []
         for count in (None, *with_actor):
-            agent.configure(handover=count)
+            if agent.config.has_actor:
+                agent.configure(policy="learned" if count is None else f"learned:{count}")
             row, file = (name, name) if count is None else (f"{name}:{count}", f"{name}-{count}")
             found = measure(agent, config.data, val_scenes, arguments.seeds, arguments.glimpses, row)
             (numbers / f"{file}.json").write_text(found.to_json())

@@ -42,7 +42,7 @@ def main() -> None:
         agent.configure(
             temperature=found.calibration.temperature,
             threshold=found.early_exit.fit.threshold,
-            handover=found.handover,
+            policy=found.policy,
         )
         save_agent(agent, arguments.assets / arguments.name, half=True)
         size = (arguments.assets / arguments.name / MODEL_FILE).stat().st_size

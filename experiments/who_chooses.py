@@ -56,15 +56,11 @@ def main() -> None:
     chosen = random_order(len(scenes), "who chooses", 0)[: arguments.scenes]
     part = Subset(scenes, np.sort(chosen))
     accuracy = {}
-    own = agent.config.handover
-    choosers: list[tuple[str, str, int | None]] = [(policy, policy, None) for policy in CHOOSERS]
-    choosers += [(f"learned:{count}", "learned", count) for count in arguments.actor_glimpses]
-    for name, policy, handover in choosers:
-        agent.configure(handover=handover)
+    for name in (*CHOOSERS, *(f"learned:{count}" for count in arguments.actor_glimpses)):
         plan = EvaluationPlan(
             num_seeds=arguments.seeds,
             num_glimpses=arguments.glimpses,
-            policy=policy,
+            policy=name,
             low_resolution=False,
             cost=False,
             most_timed=0,
@@ -76,7 +72,6 @@ def main() -> None:
         shown = " ".join(f"{100 * value:.1f}" for value in accuracy[name])
         print(f"{name:<13} mean {100 * np.mean(accuracy[name]):.2f}  {shown}", flush=True)
 
-    agent.configure(handover=own)
     few = chosen[: arguments.paths]
     images = view_scenes(agent, scenes, few)
     trace = agent.look(images, arguments.glimpses, generator=torch.Generator().manual_seed(0))

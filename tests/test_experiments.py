@@ -54,7 +54,7 @@ def test_real_images(images, tmp_path):
     assert [result["name"] for result in results] == ["learned", "learned:1", "spiral"]
     assert [len(result["mean"]) for result in results] == [3] * 3
     found = [load_evaluation(numbers / name) for name in ("learned.json", "learned-1.json")]
-    assert [one.handover for one in found] == [None, 1]
+    assert [one.policy for one in found] == ["learned", "learned:1"]
     record = json.loads((out / "learned/run.json").read_text())["config"]
     assert (record["data"]["path"], record["init"]) == (str(images), "none")
     assert (out / "learned" / "half" / "model.safetensors").exists()

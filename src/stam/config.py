@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from stam.errors import ConfigError, did_you_mean
+from stam.errors import ConfigError, did_you_mean, require, require_choice
 from stam.scene.grid import Grid, Size
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD
 
 CORE_SIZES: dict[str, tuple[int, int, int]] = {  # width, depth, heads, as DeiT names them
     "tiny": (192, 12, 3),
@@ -22,17 +20,6 @@ CORE_SIZES: dict[str, tuple[int, int, int]] = {  # width, depth, heads, as DeiT 
 }
 
 T = TypeVar("T")
-
-
-def require(condition: bool, message: str) -> None:
-    """Raises `ConfigError` with the message unless the condition holds."""
-    if not condition:
-        raise ConfigError(message)
-
-
-def require_choice(name: str, given: str, allowed: tuple[str, ...]) -> None:
-    """Raises unless `given` is one of the allowed names, and names the nearest."""
-    require(given in allowed, f"{name} '{given}' is unknown: {did_you_mean(given, allowed)}")
 
 
 def require_sensible_numbers(config: Any) -> None:
@@ -55,7 +42,12 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Builds a configuration from a dictionary; an unknown key is an error that names the nearest one."""
+    """Builds a configuration from a dictionary; an unknown key is an error that names the nearest one.
+
+    A class with a static method `upgraded` is given what an earlier version wrote, to bring it up to date.
+    """
+    upgraded = getattr(cls, "upgraded", None)
+    values = values if upgraded is None else upgraded(values)
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for key in values:
@@ -96,13 +88,11 @@ class AgentConfig:
         drop_path: Largest drop-path rate; it rises linearly from 0 over the blocks.
         actor_width: Hidden width of the actor.
         critic_width: Hidden width of the critic.
-        policy: Who picks the next location: `learned` has an actor, the others need none.
-        handover: Glimpses after which the learned policy hands over to the order `centre-out`; none never
-            does, as in the paper. What a late glimpse adds is little, and where to take it is learned badly.
+        policy: Who picks the next location: `learned` has an actor; `random`, `plus`, `spiral` and
+            `centre-out` need none. `learned:8` lets the actor choose until 8 glimpses have been seen, then
+            the order `centre-out`: late glimpses add little, so where to take them is learned badly.
         threshold: Confidence above which a live agent stops (the paper's gamma).
         temperature: Divides the logits before the softmax at inference; 1 until calibrated.
-        mirrored: Whether it also imagines each glimpse in a mirror, in use: no more is sensed, twice as much
-            is computed. For scenes that may as well be the other way round.
         mean: Channel means the images were normalised with.
         std: Channel standard deviations the images were normalised with.
         labels: Class names; without them a class is named by its number.
@@ -121,10 +111,8 @@ class AgentConfig:
     actor_width: int = 2048
     critic_width: int = 512
     policy: str = "learned"
-    handover: int | None = None
     threshold: float = 0.9
     temperature: float = 1.0
-    mirrored: bool = False
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     labels: tuple[str, ...] = ()
@@ -149,9 +137,6 @@ class AgentConfig:
         )
         require(self.mlp_ratio > 0, f"mlp_ratio must be above 0, got {self.mlp_ratio}")
         require(0 <= self.drop_path < 1, f"drop_path must be in [0, 1), got {self.drop_path}")
-        require_choice("policy", self.policy, ("learned", "random", "plus", "spiral", "centre-out"))
-        after = self.handover
-        require(after is None or after >= 1, f"handover must be at least 1 glimpse or none, got {after}")
         require(0 <= self.threshold <= 1, f"threshold must be in [0, 1], got {self.threshold}")
         require(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
         for name in ("mean", "std"):
@@ -170,6 +155,21 @@ class AgentConfig:
     def grid(self) -> Grid:
         """The geometry of a scene."""
         return Grid(self.image_size, self.glimpse_size, self.patch_size)
+
+    @property
+    def has_actor(self) -> bool:
+        """Whether the agent learns where to look."""
+        return self.policy.partition(":")[0] == "learned"
+
+    @staticmethod
+    def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+        """Brings a configuration of format 1.0 up to date, which had `handover` and `mirrored`."""
+        values = dict(values)
+        handover, mirrored = values.pop("handover", None), values.pop("mirrored", False)
+        require(not mirrored, "the agent looks at mirrored glimpses too, which versions after 0.1 do not")
+        if handover is not None and values.get("policy", "learned") == "learned":
+            values["policy"] = f"learned:{handover}"
+        return values
 
     @classmethod
     def of_size(cls, size: str, num_classes: int, **settings: Any) -> "AgentConfig":

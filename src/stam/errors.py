@@ -48,3 +48,14 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     names = sorted(allowed)
     close = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(names)}"
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises `ConfigError` with the message unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def require_choice(name: str, given: str, allowed: tuple[str, ...]) -> None:
+    """Raises unless `given` is one of the allowed names, and names the nearest."""
+    require(given in allowed, f"{name} '{given}' is unknown: {did_you_mean(given, allowed)}")

@@ -1,13 +1,95 @@
 """What a run is: an agent, its data, its teacher, and how it is trained."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from stam.config import AgentConfig, require, require_choice, require_sensible_numbers
-from stam.data.augment import AugmentConfig
-from stam.learning.objective import CONSISTENCY, REWARDS, Objective
+from stam.config import AgentConfig, require_sensible_numbers
+from stam.errors import require, require_choice
 
 PRECISIONS = ("auto", "float32", "bfloat16")
+CONSISTENCY = ("soft", "hard", "none")
+INTERPOLATIONS = ("random", "bilinear", "bicubic")
+MAX_MAGNITUDE = 10.0
+
+# settings that earlier versions had and nothing needed, with the value that stands for their absence
+REMOVED = {
+    "reward": "agreement",
+    "discount": 1.0,
+    "warmup_epochs": 0,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "start_share": 0.0,
+}
+
+
+def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """What is done to a training image; by default what DeiT does, "rand-m9-mstd0.5-inc1" in timm's notation.
+
+    Attributes:
+        random_crop: Whether a random part of the image is cut; otherwise its centre is kept.
+        crop_scale: Smallest and largest area of a random crop, as a fraction of the image's.
+        large_crop: Smallest area of a crop in the last epochs, if `large_crop_fraction` says so.
+        crop_ratio: Smallest and largest width of a random crop divided by its height.
+        horizontal_flip: Probability of mirroring.
+        vertical_flip: Probability of turning upside down, for images that have no up (fMoW).
+        num_ops: Operations of RandAugment for each image; 0 turns it off.
+        magnitude: Mean strength of an operation, 0 to 10.
+        magnitude_std: Standard deviation of the strength.
+        op_probability: Probability that a drawn operation is applied at all.
+        interpolation: How rotations, shears and translations interpolate: random takes bilinear or bicubic
+            each time, which is timm's default; DeiT's own script set bicubic.
+    """
+
+    random_crop: bool = True
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    large_crop: float = 0.8
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    horizontal_flip: float = 0.5
+    vertical_flip: float = 0.0
+    num_ops: int = 2
+    magnitude: float = 9.0
+    magnitude_std: float = 0.5
+    op_probability: float = 0.5
+    interpolation: str = "random"
+
+    def __post_init__(self) -> None:
+        require_sensible_numbers(self)
+        for name in ("horizontal_flip", "vertical_flip", "op_probability"):
+            given = getattr(self, name)
+            require(0 <= given <= 1, f"{name} is a probability, 0 to 1, got {given}")
+        low, high = self.crop_scale
+        require(0 < low <= high <= 1, f"crop_scale must be 0 < least <= most <= 1, got {low}, {high}")
+        require(0 < self.large_crop <= 1, f"large_crop must be above 0 and at most 1, got {self.large_crop}")
+        low, high = self.crop_ratio
+        require(0 < low <= high, f"crop_ratio must be 0 < least <= most, got {low}, {high}")
+        require(self.num_ops >= 0, f"num_ops must be 0 (no RandAugment) or more, got {self.num_ops}")
+        most = MAX_MAGNITUDE
+        require(0 <= self.magnitude <= most, f"magnitude must be 0 to {most:g}, got {self.magnitude}")
+        require(self.magnitude_std >= 0, f"magnitude_std must be 0 or more, got {self.magnitude_std}")
+        require_choice("interpolation", self.interpolation, INTERPOLATIONS)
+
+    @classmethod
+    def off(cls) -> "AugmentConfig":
+        """Returns the settings that only bring an image to size, its aspect kept and its centre shown."""
+        return cls(random_crop=False, horizontal_flip=0.0, vertical_flip=0.0, num_ops=0)
+
+    def with_large_crops(self) -> "AugmentConfig":
+        """Returns the settings with larger crops, which show things about as large as they are in use."""
+        low, high = self.crop_scale
+        return dataclasses.replace(self, crop_scale=(min(max(low, self.large_crop), high), high))
+
+    @staticmethod
+    def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+        """Brings settings of format 1.0 up to date."""
+        return _renamed(values, {"mild_crop": "large_crop"})
 
 
 @dataclass(frozen=True)
@@ -61,40 +143,32 @@ class TrainingConfig:
 
     Attributes:
         num_glimpses: Glimpses in an episode, and so updates a batch (the paper's T).
-        extra_looks: More episodes with each batch, from other first locations, broken off after
-            `extra_glimpses`: few glimpses cost little, and there is most to learn about them. 0 in the paper.
-        extra_glimpses: Glimpses of those, and so updates of each; at most `num_glimpses` are taken.
+        short_episodes: More episodes with each batch, from other first locations, which end after
+            `short_episode_glimpses`: few glimpses cost little, and there is most to learn about them. 0 in
+            the paper.
+        short_episode_glimpses: Glimpses of those, and so updates of each; at most `num_glimpses` are taken.
         epochs: Epochs; each shows a fresh random part of the data.
         epoch_share: Share of the data an epoch shows; none is the paper's `1 / num_glimpses`, since a batch
             makes that many updates.
-        warmup_epochs: First epochs that train the classifiers on random glimpses, before looking is learned.
         batch_size: Scenes in a batch, over all processes.
         consistency: `soft`, `hard` or `none`.
-        feature_weight: Weight of how much the agent's two features turn away from the teacher's of the whole
-            scene; 0 in the paper. For a core that starts as its teacher: it keeps what it knew.
-        reward: Of the next glimpse: `agreement` with the teacher after it, as in the paper, or the `gain` in
-            agreement by it.
-        discount: How much what comes after the next glimpse counts; 1 in the paper.
+        feature_weight: Weight of the distance (1 - cosine) between the agent's two features and the teacher's
+            of the whole scene; 0 in the paper. For a core that starts as its teacher: it keeps what it knew.
         base_lr: Learning rate at batch 512 of everything but the critic; it scales with the batch.
         critic_lr: The same for the critic.
         actor_lr: The same for the actor; none takes `base_lr`, as the paper does.
         min_lr: Where the cosine ends.
         weight_decay: AdamW's, on matrices only.
-        mixup: Alpha of mixup: images are blended in pairs, each by a share of its own, and so are labels.
-            0 turns it off, as in the paper. For few images, which long trainings learn by heart.
-        cutmix: Alpha of CutMix: part of an image is another's. With both, a coin decides for each image.
-        mild_share: Share of the epochs, the last ones, whose crops are at least `augment.mild_crop`: small
-            crops show things larger than they are in use. 0 in the paper.
-        averaged_batches: Batches over which the weights that are validated and saved are averaged; 1 takes
-            the latest weights, as the paper does.
-        start_share: Share of the weights the core started from, its classifiers aside, in those that are
-            validated and saved; 0 in the paper. For short trainings of pretrained cores.
+        large_crop_fraction: Fraction of the epochs, the last ones, whose crops are at least
+            `augment.large_crop`: small crops show things larger than they are in use. 0 in the paper.
+        ema_batches: Batches over which the weights that are validated and saved are averaged (an exponential
+            moving average); 1 takes the latest weights, as the paper does.
         tau_start: Inverse temperature of the policy in the first epoch.
         tau_end: The same after `tau_epochs`.
         tau_epochs: Epochs over which it rises.
         precision: Of the transformer; auto is bfloat16 on a GPU and float32 elsewhere.
-        compile: On a GPU, use kernels that are compiled in the first batch, and replay batches as a CUDA
-            graph; otherwise training starts at once and is slower.
+        fast: On a GPU, use fused kernels, which are compiled in the first batch, and replay batches as a CUDA
+            graph; otherwise the plain modules train, which start at once and are slower.
         device: `auto`, `cpu`, `cuda` or `cuda:1`.
         seed: Seed of everything random.
         validate_every: Epochs between two validations.
@@ -103,31 +177,25 @@ class TrainingConfig:
     """
 
     num_glimpses: int = 21
-    extra_looks: int = 0
-    extra_glimpses: int = 4
+    short_episodes: int = 0
+    short_episode_glimpses: int = 4
     epochs: int = 200
     epoch_share: float | None = None
-    warmup_epochs: int = 0
     batch_size: int = 4096
     consistency: str = "soft"
     feature_weight: float = 0.0
-    reward: str = "agreement"
-    discount: float = 1.0
     base_lr: float = 1e-6
     critic_lr: float = 1e-3
     actor_lr: float | None = None
     min_lr: float = 1e-6
     weight_decay: float = 0.05
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    mild_share: float = 0.0
-    averaged_batches: int = 1
-    start_share: float = 0.0
+    large_crop_fraction: float = 0.0
+    ema_batches: int = 1
     tau_start: float = 1.0
     tau_end: float = 4.0
     tau_epochs: int = 100
     precision: str = "auto"
-    compile: bool = True
+    fast: bool = True
     device: str = "auto"
     seed: int = 0
     validate_every: int = 10
@@ -139,10 +207,10 @@ class TrainingConfig:
         require_sensible_numbers(self)
         for name in (
             "num_glimpses",
-            "extra_glimpses",
+            "short_episode_glimpses",
             "epochs",
             "batch_size",
-            "averaged_batches",
+            "ema_batches",
             "tau_epochs",
             "validate_every",
             "validation_images",
@@ -154,41 +222,37 @@ class TrainingConfig:
             "min_lr",
             "weight_decay",
             "feature_weight",
-            "mixup",
-            "cutmix",
-            "extra_looks",
-            "warmup_epochs",
+            "short_episodes",
             "seed",
             "save_minutes",
         ):
             require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
         rate = self.actor_lr
         require(rate is None or rate >= 0, f"actor_lr must be 0 or more, or none, got {rate}")
-        require(
-            self.warmup_epochs < self.epochs,
-            f"warmup_epochs {self.warmup_epochs} leaves nothing of {self.epochs} epochs to learn looking",
-        )
         share = self.epoch_share
         require(share is None or 0 < share <= 1, f"epoch_share must be above 0 and at most 1, got {share}")
-        require(
-            0 <= self.start_share < 1, f"start_share must be at least 0 and below 1, got {self.start_share}"
-        )
-        require(0 <= self.mild_share <= 1, f"mild_share must be from 0 to 1, got {self.mild_share}")
+        fraction = self.large_crop_fraction
+        require(0 <= fraction <= 1, f"large_crop_fraction must be from 0 to 1, got {fraction}")
         require(self.tau_start > 0 and self.tau_end > 0, "tau_start and tau_end must be above 0")
         require_choice("consistency", self.consistency, CONSISTENCY)
-        require_choice("reward", self.reward, REWARDS)
-        require(0 <= self.discount <= 1, f"discount must be from 0 to 1, got {self.discount}")
         require_choice("precision", self.precision, PRECISIONS)
 
-    def objective(self, handover: int | None = None) -> Objective:
-        """Returns what is to be minimised, for an agent with such a handover."""
-        return Objective(
-            self.num_glimpses, self.consistency, self.reward, self.discount, handover, self.feature_weight
-        )
-
-    def is_mild(self, epoch: int) -> bool:
+    def has_large_crops(self, epoch: int) -> bool:
         """Tells whether an epoch is one of the last, with larger crops."""
-        return epoch >= self.epochs * (1 - self.mild_share) - 1e-9  # 10 (1 - 0.7) is a little more than 3
+        return epoch >= self.epochs * (1 - self.large_crop_fraction) - 1e-9  # 10 (1 - 0.7) is a bit over 3
+
+    @staticmethod
+    def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+        """Brings settings of format 1.0 up to date."""
+        kept = {name: value for name, value in values.items() if name not in REMOVED}
+        names = {
+            "extra_looks": "short_episodes",
+            "extra_glimpses": "short_episode_glimpses",
+            "mild_share": "large_crop_fraction",
+            "averaged_batches": "ema_batches",
+            "compile": "fast",
+        }
+        return _renamed(kept, names)
 
     def tau(self, epoch: int) -> float:
         """Returns the policy's inverse temperature in an epoch: linear, then constant."""
@@ -217,7 +281,7 @@ class TeacherConfig:
         cutmix: CutMix's alpha; 0 turns it off.
         erasing: Probability that a random rectangle is replaced by noise.
         precision: Of the model; auto is bfloat16 on a GPU and float32 elsewhere.
-        compile: On a GPU, use kernels that are compiled in the first batch.
+        fast: On a GPU, use fused kernels, which are compiled in the first batch.
         device: `auto`, `cpu`, `cuda` or `cuda:1`.
         seed: Seed of everything random.
         validate_every: Epochs between two validations.
@@ -236,7 +300,7 @@ class TeacherConfig:
     cutmix: float = 1.0
     erasing: float = 0.25
     precision: str = "auto"
-    compile: bool = True
+    fast: bool = True
     device: str = "auto"
     seed: int = 0
     validate_every: int = 5
@@ -254,6 +318,11 @@ class TeacherConfig:
         require_choice("precision", self.precision, PRECISIONS)
         known = self.model == "deit" or (self.model.startswith("timm:") and len(self.model) > 5)
         require(known, f"model '{self.model}' is unknown: use deit, or timm:NAME")
+
+    @staticmethod
+    def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+        """Brings settings of format 1.0 up to date."""
+        return _renamed(values, {"compile": "fast"})
 
     def learning_rate(self, epoch: int) -> float:
         """Returns the learning rate of an epoch: a linear rise, then a cosine to `min_lr`."""
@@ -306,6 +375,7 @@ class RunConfig:
             f"feature_weight {weight} needs a DeiT as teacher, not {own}: use feature_weight 0",
         )
         require(
-            self.data.augment.random_crop or self.training.mild_share == 0,
-            f"mild_share {self.training.mild_share} needs random crops: pass --augment.random-crop",
+            self.data.augment.random_crop or self.training.large_crop_fraction == 0,
+            f"large_crop_fraction {self.training.large_crop_fraction} needs random crops: "
+            "pass --augment.random-crop",
         )

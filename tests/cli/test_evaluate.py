@@ -83,9 +83,7 @@ def test_an_earlier_result_of_something_else_is_moved_aside(home, capsys, tmp_pa
 
 def test_what_could_not_hold_for_the_agent_is_refused(home, capsys):
     run = home / "a"
-    assert "nothing to hand over" in stam_refuses(
-        capsys, "evaluate", run, "--policy", "plus", "--handover", 3
-    )
+    assert "no other policy takes a number" in stam_refuses(capsys, "evaluate", run, "--policy", "plus:3")
     assert "leave out --policy plus" in stam_refuses(capsys, "evaluate", run, "--policy", "plus", "--store")
     assert "is a folder: name a file" in stam_refuses(capsys, "evaluate", run, "--out", run)
 
@@ -102,35 +100,21 @@ def test_a_fitted_threshold_is_stored_with_the_weights(home, capsys, tmp_path):
     assert after.session().threshold == after.threshold
 
 
-def test_glimpses_seen_in_a_mirror_have_a_result_of_their_own_and_can_be_stored(home, capsys, tmp_path):
+def test_a_policy_of_two_parts_has_a_result_of_its_own_and_can_be_stored(home, capsys, tmp_path):
     run = shutil.copytree(home / "a", tmp_path / "run")
     plain = load_evaluation(run / "evaluation.json")
-    out, _ = stam_says(capsys, "evaluate", run, *QUICK, "--view", "mirrored", "--examples", "0")
-    assert "seen in a mirror too" in out
-    mirrored = load_evaluation(run / "evaluation-mirrored.json")
-    assert mirrored.mirrored and not plain.mirrored
-    assert mirrored.locations == plain.locations and mirrored.accuracy != plain.accuracy
-    assert load_evaluation(run / "evaluation.json") == plain and not stam.load(run).config.mirrored
-    stam_says(capsys, "evaluate", run, *QUICK, "--view", "mirrored", "--examples", "0", "--store")
-    assert stam.load(run).config.mirrored
-    stam_says(capsys, "evaluate", run, *QUICK, "--view", "plain", "--examples", "0")
-    assert load_evaluation(run / "evaluation-plain.json").accuracy == plain.accuracy
-    assert "did you mean 'mirrored'" in stam_refuses(capsys, "evaluate", run, "--view", "mirored")
-
-
-def test_a_handover_has_a_result_of_its_own_and_can_be_stored(home, capsys, tmp_path):
-    run = shutil.copytree(home / "a", tmp_path / "run")
-    plain = load_evaluation(run / "evaluation.json")
-    out, _ = stam_says(capsys, "evaluate", run, *QUICK, "--handover", "2", "--examples", "0", "--store")
-    assert "in order after 2" in out
-    handed = load_evaluation(run / "evaluation-handover-2.json")
-    assert (handed.handover, plain.handover) == (2, None) and handed.policy == "learned"
-    assert handed.locations.counts[:2] == plain.locations.counts[:2]
-    assert handed.locations.counts[2:] != plain.locations.counts[2:]
-    assert stam.load(run).config.handover == 2
-    stam_says(capsys, "evaluate", run, *QUICK, "--handover", "999", "--examples", "0")
-    assert load_evaluation(run / "evaluation-handover-999.json").locations == plain.locations
-    assert "handover must be at least 1" in stam_refuses(capsys, "evaluate", run, "--handover", "0")
+    out, _ = stam_says(capsys, "evaluate", run, *QUICK, "--policy", "learned:2", "--examples", "0", "--store")
+    assert "learned policy until 2 glimpses, then centre-out" in out
+    composed = load_evaluation(run / "evaluation-learned-2.json")
+    assert composed.policy == "learned:2"
+    assert composed.locations.counts[:2] == plain.locations.counts[:2]
+    assert composed.locations.counts[2:] != plain.locations.counts[2:]
+    assert stam.load(run).config.policy == "learned:2"
+    stam_says(capsys, "evaluate", run, *QUICK, "--policy", "learned", "--examples", "0")
+    assert load_evaluation(run / "evaluation-learned.json").locations == plain.locations
+    assert "'learned:0' is unknown" in stam_refuses(capsys, "evaluate", run, "--policy", "learned:0")
+    stam_says(capsys, "evaluate", run, *QUICK, "--policy", "learned:2", "--examples", "0", "--no-fast")
+    assert load_evaluation(run / "evaluation.json").locations == composed.locations
 
 
 def test_a_weights_folder_needs_data(home, capsys, tmp_path):

@@ -88,7 +88,7 @@ def test_one_word_is_enough_for_a_folder(images, tmp_path):
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_at_any_step_and_resumed_gives_the_same_metrics(images, tmp_path, kill):
     settings = [*TINY, "--teacher", str(tmp_path / "teacher"), "--epochs", "16", "--save-minutes", "0"]
-    settings += ["--averaged-batches", "5", "--start-share", "0.1"]
+    settings += ["--ema-batches", "5"]
     teacher = [*TEACHER, "--init", "none", "--num-workers", "0", "--resize-size", "36"]
     teacher = [word.replace("--teacher-training.", "--") for word in teacher]
     agent = [word.replace("--", "--agent.") if word.startswith("--") else word for word in AGENT]
@@ -167,9 +167,7 @@ def test_an_agent_that_follows_an_order_trains_without_an_actor(images, tmp_path
 
 def test_a_folder_without_a_split_gets_one_that_is_recorded(tmp_path, capsys):
     data = make_image_folder(tmp_path / "flat", train=8, split=False)
-    run(
-        "train", "tiny", data, "--out", tmp_path / "run", *TINY, "--warmup-epochs", "1", "--save-minutes", "0"
-    )
+    run("train", "tiny", data, "--out", tmp_path / "run", *TINY, "--save-minutes", "0")
     record = json.loads((tmp_path / "run/split.json").read_text())
     assert record["num_train"] + record["num_val"] == 24 and record["num_val"] >= 3
     assert "loss/actor" not in lines(tmp_path / "run/metrics.jsonl")[0]
@@ -315,13 +313,12 @@ class TestMistakesBeforeTheFirstBatch:
             ("--actor-lr", "nan", "actor_lr must be a finite number"),
             ("--temperature", "inf", "temperature must be a finite number"),
             ("--seed", "99999999999999999999", "seed must be from 0 to 2**63 - 1"),
-            ("--mild-share", "0.5", "needs random crops"),
-            ("--handover", "3", "--handover is for the learned policy"),
+            ("--large-crop-fraction", "0.5", "needs random crops"),
+            ("--policy", "plus:3", "no other policy takes a number"),
         ],
     )
     def test_values_that_make_no_sense(self, tmp_path, capsys, option, value, said):
-        given = ("--policy", "plus") if option == "--handover" else ()
-        complaint = fails(capsys, "train", "digits", "--out", tmp_path / "x", option, value, *given)
+        complaint = fails(capsys, "train", "digits", "--out", tmp_path / "x", option, value)
         assert said in complaint and not (tmp_path / "x").exists()
 
     def test_unreadable_images_are_skipped_only_where_all_are_checked(self, images, tmp_path, capsys):

@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from stam.data import randaugment
-from stam.data.augment import Augment, AugmentConfig, draw_crops, mild
+from stam.data.augment import Augment, draw_crops
 from stam.data.resample import (
     _carry_out,
     _Plan,
@@ -22,6 +22,7 @@ from stam.data.resample import (
 )
 from stam.errors import ConfigError
 from stam.scene.pixels import normalise
+from stam.settings import AugmentConfig
 
 FILL = (124, 116, 104)
 
@@ -400,8 +401,8 @@ def test_wrong_settings_are_named(setting: dict) -> None:
         AugmentConfig(**setting)
 
 
-def test_mild_crops_are_larger_never_larger_than_the_largest() -> None:
-    given = AugmentConfig(crop_scale=(0.25, 1.0), mild_crop=0.7)
-    assert mild(given) == dataclasses.replace(given, crop_scale=(0.7, 1.0))
-    assert mild(AugmentConfig(crop_scale=(0.9, 1.0), mild_crop=0.7)).crop_scale == (0.9, 1.0)
-    assert mild(AugmentConfig(crop_scale=(0.1, 0.5), mild_crop=0.7)).crop_scale == (0.5, 0.5)
+def test_large_crops_are_larger_never_larger_than_the_largest() -> None:
+    given = AugmentConfig(crop_scale=(0.25, 1.0), large_crop=0.7)
+    assert given.with_large_crops() == dataclasses.replace(given, crop_scale=(0.7, 1.0))
+    assert AugmentConfig(crop_scale=(0.9, 1.0), large_crop=0.7).with_large_crops().crop_scale == (0.9, 1.0)
+    assert AugmentConfig(crop_scale=(0.1, 0.5), large_crop=0.7).with_large_crops().crop_scale == (0.5, 0.5)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stam.data import ClutteredDigits, Relabelled, Scenes, Subset, prepare_for_evaluation, scenes
+from stam.data import ClutteredDigits, Relabelled, Scenes, Subset, prepare_for_evaluation
 from stam.errors import ConfigError, DataError
 
 
@@ -80,7 +80,7 @@ def test_relabelling_needs_known_classes() -> None:
 def test_a_long_strip_is_enlarged_in_the_middle_alone(height, width, resize_size, monkeypatch):
     image = picture(height, width)
     whole = prepare_for_evaluation(image, resize_size, (24, 32)).astype(int)
-    monkeypatch.setattr(scenes, "_MOST_PIXELS", 0)
+    monkeypatch.setattr(pixels, "_MOST_PIXELS", 0)
     # PIL rounds a little otherwise within a box
     assert np.abs(prepare_for_evaluation(image, resize_size, (24, 32)) - whole).mean() < 0.5
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from dataclasses import replace
 
 import pytest
 from made_up import made_up
@@ -38,21 +37,10 @@ def test_runs_are_named_by_what_tells_them_apart():
     assert names_of(runs) == ("Learned policy", "Random policy", "Spiral policy")
     runs = [made_up(consistency=kind) for kind in ("soft", "hard", "none")]
     assert names_of(runs) == ("Soft consistency", "Hard consistency", "No consistency")
-    learned = made_up()
-    views = [learned, replace(learned, handover=8), replace(learned, handover=8, mirrored=True)]
-    assert names_of(views) == (
-        "No handover, not mirrored",
-        "Handover after 8, not mirrored",
-        "Handover after 8, mirrored",
-    )
-    mixed = names_of([*views[:2], made_up(policy="plus")])
-    assert mixed == ("Learned policy, no handover", "Learned policy, handover after 8", "Plus policy")
-    assert views[2].way_of_looking == "learned policy, in order after 8, seen in a mirror too"
-    against = compare([*views, made_up(policy="plus")], against="handover=no")
-    assert [(pair.name, pair.baseline) for pair in against.differences] == [
-        (against.names[1], against.names[0])
-    ]
-    found = compare([views[1], made_up(policy="plus")], against="policy=plus")
+    composed = made_up(policy="learned:8")
+    assert names_of([made_up(), composed]) == ("Learned policy", "Learned:8 policy")
+    assert composed.way_of_looking == "learned policy until 8 glimpses, then centre-out"
+    found = compare([composed, made_up(policy="plus")], against="policy=plus")
     assert len(found.differences) == 1
     assert names_of([made_up("a"), made_up("b")]) == ("a", "b")
     assert names_of([made_up("a"), made_up("a")]) == ("a (1)", "a (2)")

@@ -168,7 +168,7 @@ def test_the_sweep_runs_from_one_glimpse_to_all():
 
 
 def test_timing_takes_the_same_scenes_both_ways(scenes):
-    agent = make_agent()
+    agent = make_agent().prepared()
     first = first_locations(agent.grid, np.arange(16), 0)
     trace = agent.look(scenes, 12, first)
     labels = trace.predictions[:, -1]

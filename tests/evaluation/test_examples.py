@@ -36,9 +36,11 @@ def test_a_map_is_a_distribution_over_the_unseen_whose_peak_is_next(examples):
             assert example.maps[step].argmax() == example.locations[step + 1]
 
 
-def test_after_a_handover_a_map_shows_what_the_order_takes():
-    agent = make_agent().configure(handover=3)
-    for example in collect_examples(agent, reader_for(agent, NoiseScenes(20), fast_plan()), 2, 6, "learned"):
+def test_once_an_order_decides_a_map_shows_what_it_takes():
+    agent = make_agent()
+    for example in collect_examples(
+        agent, reader_for(agent, NoiseScenes(20), fast_plan()), 2, 6, "learned:3"
+    ):
         certain = [example.maps[step, example.locations[step + 1]] == 1 for step in range(5)]
         assert certain == [False, False, True, True, True]
 

@@ -6,8 +6,9 @@ import torch
 
 from stam import AgentConfig
 from stam.fast import kernels
-from stam.learning.objective import distance_from
-from stam.model.agent import Agent
+from stam.fast.cuda import FusedBelief, encode, fuse
+from stam.model.agent import Agent, PlainLooker
+from stam.model.core import PatchMemory
 from stam.model.episode import Belief
 
 BATCH = 24  # batch norm over few rows magnifies every rounding
@@ -38,14 +39,18 @@ for count in (1, 9):
     found = []
     for one in (agent, fused):
         kernels.usable = lambda x, on=one is fused: on
+        looker = fuse(one) if one is fused else PlainLooker(one)
+        memory = PatchMemory(*inputs[:2])
         with torch.no_grad():
-            unlearned = one.core(*inputs)
-        features = one.core(*inputs)
-        logits = one.actor(features.flatten(1), rest)
-        value = one.critic(features.flatten(1))
+            unlearned = looker.core.read(memory, inputs[2])
+        features = looker.core.read(memory, inputs[2])
+        logits = looker.actor(features.flatten(1), rest)
+        value = looker.critic(features.flatten(1))
         (features.square().sum() + logits.square().sum() + value.square().sum()).backward()
         grads = {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
-        distance = distance_from(log_q, Belief(features.flatten(1), *one.core.classify(features)))
+        belief = FusedBelief if one is fused else Belief
+        with torch.no_grad():
+            distance = belief(features.flatten(1), *one.core.classify(features)).divergence_from(log_q)
         results = {"features": features, "features, no gradient": unlearned, "logits": logits, "value": value}
         results |= {"distance": distance}
         found.append(results | grads | dict(one.named_buffers()))
@@ -62,11 +67,11 @@ for count in (1, 9):
 # a core that is trained in part: the others' gradients are the same, and nothing is computed for what stays
 for name, parameter in fused.named_parameters():
     parameter.requires_grad_(".mlp." not in name)
-fused.core(*inputs).square().sum().backward()
+encode(fused.core, *inputs).square().sum().backward()
 in_part = {name: p.grad for name, p in fused.named_parameters() if p.grad is not None}
 fused.zero_grad(set_to_none=True)
 fused.requires_grad_(True)
-fused.core(*inputs).square().sum().backward()
+encode(fused.core, *inputs).square().sum().backward()
 for name, parameter in fused.core.named_parameters(prefix="core"):
     assert (name in in_part) == (".mlp." not in name and parameter.grad is not None), name
     if name in in_part:

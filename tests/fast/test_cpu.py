@@ -1,188 +1,200 @@
-"""Packed weights say what the weights say, are packed again when those change, and leave no trace."""
+"""A snapshot with packed weights says what the agent says, and is never stale."""
 
 import copy
 import dataclasses
+import pickle
 
 import pytest
 import torch
 
 import stam
-from stam.fast.cpu import Linear, PackedWeights
+from stam.fast import prepare
+from stam.fast.cpu import PackedLinear, PackedLooker
 from stam.learning.optimisation import make_optimiser
+from stam.model.agent import PlainLooker
+from stam.scene.sensor import ImageSensor
 
 CONFIG = stam.AgentConfig(
     num_classes=5,
     image_size=32,
     glimpse_size=8,
     patch_size=4,
-    width=192,
+    width=192,  # wide enough for layers to be packed
     depth=2,
     num_heads=3,
     actor_width=512,
     critic_width=8,
 )
-
-packs = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN to pack for")
-
-
-@packs
-@torch.no_grad()
-@pytest.mark.parametrize("rows", [(1,), (7,), (2, 5), (3, 100)])
-def test_a_packed_layer_agrees_with_a_plain_one(rows):
-    torch.manual_seed(0)
-    layer = Linear(32, 48)
-    x = torch.randn(*rows, 32)
-    plain, activated = layer(x), layer.with_gelu(x)
-    with PackedWeights(layer, least=0).in_use():
-        assert layer.packed is not None
-        torch.testing.assert_close(layer(x), plain, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(layer.with_gelu(x), activated, atol=1e-5, rtol=1e-5)
-    assert layer.packed is None
+FIRST = torch.tensor([0, 5, 9])
 
 
-@packs
-@torch.no_grad()
-def test_weights_that_changed_are_packed_again():
-    layer = Linear(8, 8)
-    weights, x = PackedWeights(layer, least=0), torch.randn(3, 8)
-    with weights.in_use():
-        first = layer.packed
-    with weights.in_use():
-        assert layer.packed is first
-    layer.weight.mul_(2)
-    with weights.in_use():
-        torch.testing.assert_close(layer(x), x @ layer.weight.T + layer.bias, atol=1e-5, rtol=1e-5)
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.randn(3, 3, 32, 32)
 
 
-def test_nothing_is_packed_while_learning_or_in_half_precision():
-    layer = Linear(8, 8)
-    with PackedWeights(layer, least=0).in_use():
-        assert layer.packed is None
-    with (
-        torch.no_grad(),
-        torch.autocast("cpu", torch.bfloat16),
-        PackedWeights(layer, least=0).in_use(),
-    ):
-        assert layer.packed is None
-
-
-def test_small_layers_are_left_alone():
-    layers = torch.nn.Sequential(Linear(8, 8), Linear(512, 512))
-    with torch.no_grad(), PackedWeights(layers).in_use():
-        assert [layer.packed is None for layer in layers] == [True, not torch.backends.mkldnn.is_available()]
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_look_agrees_with_what_is_computed_without_packing(depth):
-    torch.manual_seed(0)
-    agent = train_norms(stam.Agent(dataclasses.replace(CONFIG, depth=depth)).eval())
-    images = torch.randn(3, 3, 32, 32)
-    trace = agent.look(images, 5)
-    seen = torch.zeros(3, 16, dtype=torch.bool)
-    for count in range(1, 6):
-        locations = trace.locations[:, :count]
-        patches = agent.grid.patches(agent.grid.cut(images, locations))
-        with torch.no_grad():
-            belief = agent.believe(stam.model.agent.Memory(locations, patches))
-            seen = seen.scatter(1, locations, True)
-            chosen = agent.policy().choose(belief.state, seen)
-        torch.testing.assert_close(
-            trace.class_logits[:, count - 1], belief.class_logits, atol=1e-5, rtol=1e-4
-        )
-        assert count == 5 or chosen.equal(trace.locations[:, count])
-
-
-def train_norms(agent: stam.Agent) -> stam.Agent:
-    """Gives the actor's norms something to do."""
-    for norm in (agent.actor.bn0, agent.actor.bn1, agent.actor.bn2):
-        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
-            tensor.data.uniform_(0.5, 1.5)
+def make_agent(**settings) -> stam.Agent:
+    """An agent whose norms have something to do."""
+    agent = stam.Agent(dataclasses.replace(CONFIG, **settings)).eval()
+    norms = [part for part in agent.modules() if isinstance(part, (torch.nn.BatchNorm1d, torch.nn.LayerNorm))]
+    for norm in norms:
+        for tensor in (*norm.parameters(), *norm.buffers()):
+            if tensor.is_floating_point():
+                tensor.data.uniform_(0.5, 1.5)
     return agent
 
 
-@packs
 @torch.no_grad()
-def test_packed_layers_include_the_norm_that_comes_next():
-    torch.manual_seed(0)
-    actor = train_norms(stam.Agent(CONFIG).eval()).actor
-    weights, state = PackedWeights(actor), torch.randn(3, 2 * CONFIG.width)
-    candidates = torch.arange(12).repeat(3, 1)
-    plain = actor(state, candidates)
-    with weights.in_use(), actor.thinking():
-        assert actor.fc1.packed_with_norm is not None
-        torch.testing.assert_close(actor(state, candidates), plain, atol=1e-5, rtol=1e-4)
-    actor.bn2.running_mean.add_(1)
-    moved = actor(state, candidates)
-    assert not torch.allclose(moved, plain)
-    with weights.in_use(), actor.thinking():
-        torch.testing.assert_close(actor(state, candidates), moved, atol=1e-5, rtol=1e-4)
-    actor.train()  # a norm that is trained is not included
-    learning = copy.deepcopy(actor)(state, candidates)
-    with weights.in_use(), actor.thinking():
-        assert actor.fc1.packed_with_norm is None
-        torch.testing.assert_close(actor(state, candidates), learning, atol=1e-5, rtol=1e-4)
+@pytest.mark.parametrize("rows", [(1,), (7,), (2, 5), (3, 100)])
+@pytest.mark.parametrize("width", [32, 512])
+def test_a_packed_layer_agrees_with_a_plain_one(rows, width):
+    plain, x, total = torch.nn.Linear(width, width), torch.randn(*rows, width), torch.randn(*rows, width)
+    packed = PackedLinear(plain.weight, plain.bias)
+    assert packed.is_packed == (width == 512 and torch.backends.mkldnn.is_available())
+    for got, want in (
+        (packed(x), plain(x)),
+        (packed.gelu(x), torch.nn.functional.gelu(plain(x))),
+        (packed.relu(x), plain(x).relu()),
+        (packed.added_to(total, x), total + plain(x)),
+    ):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
-@packs
+@pytest.mark.parametrize("settings", [{}, {"depth": 1}, {"depth": 3}, {"width": 24}, {"policy": "spiral"}])
+def test_a_snapshot_looks_as_the_plain_modules_do(images, settings):
+    agent = make_agent(**settings)
+    packed, plain = (prepare(agent, fast) for fast in (True, False))
+    assert isinstance(packed, PackedLooker) and isinstance(plain, PlainLooker)
+    got, want = (looker.look(images, 16, FIRST) for looker in (packed, plain))
+    assert got.locations.equal(want.locations)
+    torch.testing.assert_close(got.class_logits, want.class_logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(got.distill_logits, want.distill_logits, atol=1e-4, rtol=1e-4)
+    assert agent.look(images, 16, FIRST).class_logits.equal(got.class_logits)
+
+
 @torch.no_grad()
-def test_what_was_begun_with_other_weights_is_not_gone_on_with():
-    torch.manual_seed(0)
-    agent = stam.Agent(CONFIG).eval()
-    glimpses, locations = torch.randn(2, 2, 3, 8, 8), torch.tensor([[3, 5], [6, 2]])
-    with agent.thinking():
-        memory = agent.remember(None, glimpses[0], locations[0])
-        assert agent.core.can_go_on(memory.started)
-    for parameter in agent.parameters():
-        parameter.mul_(1.1)
-    with agent.thinking():
-        memory = agent.remember(memory, glimpses[1], locations[1])
-        assert memory.started is None
-        found = agent.believe(memory).class_logits
-    plain = agent.remember(agent.remember(None, glimpses[0], locations[0]), glimpses[1], locations[1])
-    assert plain.started is None
-    torch.testing.assert_close(found, agent.believe(plain).class_logits, atol=1e-5, rtol=1e-4)
+def test_memories_are_selected_and_joined(images):
+    looker = prepare(make_agent())
+    glimpses = images[:, :, :8, :8]
+    whole = looker.remember(looker.remember(None, glimpses, FIRST), glimpses, FIRST + 1)
+    parts = [whole.select(torch.tensor([index])) for index in range(3)]
+    for memory in (whole.join(parts), whole.select(torch.arange(3))):
+        torch.testing.assert_close(
+            looker.believe(memory).class_logits, looker.believe(whole).class_logits, atol=1e-5, rtol=1e-5
+        )
 
 
-def test_an_agent_that_is_trained_after_a_look_looks_with_its_new_weights():
-    torch.manual_seed(0)
-    agent = stam.Agent(CONFIG).eval()
-    images, first = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
-    before = agent.look(images, 3, first)
+def change_in_place(agent):
     with torch.no_grad():
-        for parameter in agent.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    after = agent.look(images, 3, first)
-    assert not torch.allclose(before.class_logits, after.class_logits)
-    fresh = stam.Agent(CONFIG).eval()
-    fresh.load_state_dict(agent.state_dict())
-    torch.testing.assert_close(fresh.look(images, 3, first).class_logits, after.class_logits)
+        for parameter in agent.core.parameters():
+            parameter.mul_(1.1)
 
 
-def test_an_agent_in_training_looks_with_the_weights_of_its_last_update():
-    """A fused optimiser leaves no trace on the weights that it changes."""
-    torch.manual_seed(0)
-    agent = stam.Agent(CONFIG).train()
-    rates = {"core": torch.tensor(0.01)}
-    optimiser = make_optimiser({"core": agent.core.named_parameters()}, 0.0, rates)
-    images, first = torch.randn(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
-    agent.look(images, 3, first)
+def change_data(agent):
+    agent.core.blocks[1].mlp.fc1.weight.data[0, 0] += 3.0
+
+
+def change_by_numpy(agent):
+    agent.core.blocks[0].attn.qkv.weight.detach().numpy()[5] *= -2
+
+
+def change_statistics(agent):
+    agent.actor.bn2.running_mean.data.add_(10 * torch.randn(512))
+
+
+def change_by_fused_optimiser(agent):
+    optimiser = make_optimiser({"core": agent.core.named_parameters()}, 0.0, {"core": torch.tensor(0.01)})
     for parameter in agent.core.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimiser.step()
-    fresh = stam.Agent(CONFIG).eval()
-    fresh.load_state_dict(agent.state_dict())
-    torch.testing.assert_close(
-        agent.look(images, 3, first).class_logits, fresh.look(images, 3, first).class_logits
+
+
+def change_by_loading(agent):
+    agent.load_state_dict(make_agent().state_dict())
+
+
+def change_a_module(agent):
+    agent.core.blocks[0].mlp = copy.deepcopy(agent.core.blocks[1].mlp)
+
+
+CHANGES = [
+    change_in_place,
+    change_data,
+    change_by_numpy,
+    change_statistics,
+    change_by_fused_optimiser,
+    change_by_loading,
+    change_a_module,
+]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_changed_by_any_means_are_looked_with(images, change, training):
+    agent = make_agent().train(training)
+    before = agent.look(images, 6, FIRST)
+    change(agent)
+    after = agent.look(images, 6, FIRST)
+    with stam.model.agent.evaluating(agent):
+        want = PlainLooker(agent).look(images, 6, FIRST)
+        session = agent.prepared().session(first_location=0, threshold=1.0)
+    assert after.locations.equal(want.locations)
+    torch.testing.assert_close(after.class_logits, want.class_logits, atol=1e-4, rtol=1e-4)
+    sensor = ImageSensor(images[0], agent.grid)
+    steps = [session.observe(sensor.sense(session.location)) for _ in range(6)]
+    torch.testing.assert_close(steps[-1].probabilities, want.probabilities[0, -1], atol=1e-4, rtol=1e-4)
+    assert not (
+        before.locations.equal(after.locations) and torch.allclose(before.class_logits, after.class_logits)
     )
 
 
-def test_an_agent_that_looked_can_be_copied_and_saved():
-    agent = stam.Agent(CONFIG).eval()
-    agent.look(torch.randn(1, 3, 32, 32), 2)
-    twin = copy.deepcopy(agent)
-    assert all("packed" not in name for name in agent.state_dict())
-    first = torch.zeros(1, dtype=torch.long)
-    image = torch.randn(1, 3, 32, 32)
-    torch.testing.assert_close(
-        twin.look(image, 2, first).class_logits, agent.look(image, 2, first).class_logits
-    )
+def test_the_same_snapshot_serves_while_nothing_changes(images):
+    agent = make_agent()
+    first = agent.prepared()
+    agent.look(images, 2)
+    assert agent.prepared() is first
+    agent.configure(threshold=0.3)
+    assert agent.prepared() is not first and agent.prepared().threshold == 0.3
+
+
+def test_a_snapshot_keeps_the_weights_it_was_made_from(images):
+    agent = make_agent()
+    looker, session = agent.prepared(), agent.session(first_location=0, threshold=1.0)
+    before = looker.look(images[:1], 3, 0)
+    change_in_place(agent)
+    assert looker.look(images[:1], 3, 0).class_logits.equal(before.class_logits)
+    sensor = ImageSensor(images[0], agent.grid)
+    steps = [session.observe(sensor.sense(session.location)) for _ in range(3)]
+    torch.testing.assert_close(steps[-1].probabilities, before.probabilities[0, -1])
+
+
+def test_a_live_session_computes_what_a_patch_alone_decides_only_once(images, monkeypatch):
+    agent = make_agent()
+    session, sensor = agent.session(first_location=0, threshold=1.0), ImageSensor(images[0], agent.grid)
+    embedded, embed = [], session.agent.core.embed
+
+    def watched(patches):
+        embedded.append(patches.shape[1])
+        return embed(patches)
+
+    monkeypatch.setattr(session.agent.core, "embed", watched)
+    for _ in range(4):
+        session.observe(sensor.sense(session.location))
+    assert embedded == [4, 4, 4, 4]
+
+
+def test_agents_that_compute_otherwise_are_left_to_their_modules(images):
+    assert isinstance(prepare(make_agent().double()), PlainLooker)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert isinstance(prepare(make_agent()), PlainLooker)
+
+
+def test_an_agent_that_looked_can_be_copied_pickled_and_saved(images):
+    agent = make_agent()
+    want = agent.look(images, 2, FIRST).class_logits
+    for twin in (copy.deepcopy(agent), pickle.loads(pickle.dumps(agent))):
+        torch.testing.assert_close(twin.look(images, 2, FIRST).class_logits, want)
+        change_in_place(twin)
+        assert not torch.allclose(twin.look(images, 2, FIRST).class_logits, want)
+    assert agent.look(images, 2, FIRST).class_logits.equal(want)
+    assert set(agent.state_dict()) == set(make_agent().state_dict())

@@ -1,5 +1,3 @@
-"""The kernels agree with the plain operations, where Triton is installed (it comes with torch for GPUs)."""
-
 import importlib.util
 import os
 import subprocess
@@ -22,12 +20,3 @@ def test_kernels_agree_with_plain_operations():
 
 def test_kernels_are_for_a_gpu_in_half_precision():
     assert not kernels.usable(torch.zeros(1))
-
-
-def test_kernels_can_be_switched_off_and_are_on_again_after():
-    with kernels.switched(False):
-        assert kernels._switched_off
-        with kernels.switched(True):
-            assert not kernels._switched_off
-        assert kernels._switched_off
-    assert not kernels._switched_off

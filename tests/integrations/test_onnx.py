@@ -47,8 +47,8 @@ def test_a_hundred_episodes_say_the_same_after_every_glimpse(exported):
     assert not check_parity(other, path, num_episodes=2).ok
 
 
-def test_an_agent_is_exported_with_its_mirror_and_its_handover(exported, tmp_path):
-    agent = stam.Agent(tiny_config(mirrored=True, handover=5)).eval()
+def test_an_agent_is_exported_with_a_policy_of_two_parts(exported, tmp_path):
+    agent = stam.Agent(tiny_config(policy="learned:5")).eval()
     agent.load_state_dict(exported[0].state_dict())
     export_onnx(agent, tmp_path / "mirrored.onnx")
     assert check_parity(agent, tmp_path / "mirrored.onnx", num_episodes=5).ok

@@ -7,7 +7,7 @@ from images import make_image_folder
 
 from stam.config import AgentConfig
 from stam.data import open_scenes
-from stam.data.mixing import erase, mix, mix_each, smooth_targets
+from stam.data.mixing import erase, mix, smooth_targets
 from stam.errors import ConfigError, StamError
 from stam.learning.finetuning import build_student, finetune, whole_image_accuracy
 from stam.learning.runs import RunFolder
@@ -34,20 +34,6 @@ def test_mixing_keeps_the_share_of_pixels_and_of_targets_alike(mixup, cutmix):
         torch.testing.assert_close(mixed[0].mean(), shares[0, 1], atol=1e-5, rtol=0)
         torch.testing.assert_close(shares.sum(1), torch.ones(2))
     same, _ = mix(images, targets, 0.0, 0.0, random())
-    assert same.equal(images)
-
-
-@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
-def test_each_image_is_mixed_by_a_share_of_its_own(mixup, cutmix):
-    images = (torch.arange(64) % 2).float().view(64, 1, 1, 1).expand(64, 3, 16, 16)  # partners differ
-    targets = torch.eye(2).repeat(32, 1)
-    mixed, shares = mix_each(images, targets, mixup, cutmix, random())
-    torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), shares[:, 1], atol=1e-5, rtol=0)
-    torch.testing.assert_close(shares.sum(1), torch.ones(64))
-    assert len(shares[:, 1].unique()) > 32
-    whole = ((mixed == 0) | (mixed == 1)).flatten(1).all(1)  # pasted, not blended
-    assert whole.all() if not mixup else (whole.any() and not whole.all()) if cutmix else not whole.any()
-    same, _ = mix_each(images, targets, 0.0, 0.0, random())
     assert same.equal(images)
 
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from agents import randomise, tiny_config
+from episodes import training_episode
 
 import stam
 from stam.errors import ConfigError, StamError
@@ -12,11 +13,9 @@ from stam.learning.objective import (
     Objective,
     ValueNormaliser,
     feature_distance,
-    kl_divergence,
     normalise_rewards,
-    training_episode,
 )
-from stam.model.episode import Belief, rollout
+from stam.model.episode import Belief, kl_divergence, rollout, sense_images
 from stam.model.policy import RandomPolicy, SampledPolicy
 
 NUM_GLIMPSES = 4
@@ -70,14 +69,11 @@ def test_nothing_flows_through_the_look_ahead(learner, images):
     policy = SampledPolicy(learner.actor, 4.0)
     first = torch.zeros(4, dtype=torch.long)
 
-    def sense(locations):
-        return learner.grid.cut(images, locations[:, None])[:, 0]
-
-    step = next(rollout(learner, sense, 3, first, policy))
+    step = next(rollout(learner, sense_images(images, learner.grid), 3, first, policy))
     ahead = learner.believe(step.next_memory, step.drop_masks)  # with gradient, to see whether it is used
     ahead.state.retain_grad()
     ahead.class_logits.retain_grad()
-    parts = Objective(3).attention(
+    parts = Objective(3).actor_critic(
         step, ahead, learner.critic, ValueNormaliser(3), torch.randn(4, 5).log_softmax(1)
     )
     (parts["actor"] + parts["critic"]).backward()
@@ -177,14 +173,12 @@ def one_step(num_glimpses, count, agent, images, values, log_q):
     policy = SampledPolicy(agent.actor, 4.0)
     first = torch.zeros(images.shape[0], dtype=torch.long)
 
-    def sense(locations):
-        return agent.grid.cut(images, locations[:, None])[:, 0]
-
+    sense = sense_images(images, agent.grid)
     for step in rollout(agent, sense, num_glimpses, first, policy, torch.Generator().manual_seed(1)):
         if step.num_glimpses == count:
             with torch.no_grad():
                 ahead = agent.believe(step.next_memory, step.drop_masks)
-            parts = Objective(num_glimpses).attention(step, ahead, agent.critic, values, log_q)
+            parts = Objective(num_glimpses).actor_critic(step, ahead, agent.critic, values, log_q)
             return step, ahead, parts
     raise AssertionError
 
@@ -230,7 +224,7 @@ def test_the_look_ahead_uses_the_same_masks_and_mode(images):
     believe = agent.believe
 
     def watched(memory, drop_masks=None):
-        calls.append((memory.locations.shape[1], drop_masks, agent.training, torch.is_grad_enabled()))
+        calls.append((memory.positions.shape[1] // 4, drop_masks, agent.training, torch.is_grad_enabled()))
         return believe(memory, drop_masks)
 
     agent.believe = watched
@@ -296,76 +290,3 @@ class TestDegenerateInputStaysFinite:
             learner.core.head.weight.mul_(1e4)
             learner.core.head_dist.weight.mul_(1e4)
         all_finite(learner, images, consistency=consistency)
-
-
-@pytest.mark.parametrize("reward", ["agreement", "gain"])
-@pytest.mark.parametrize("discount", [1.0, 0.5, 0.0])
-def test_other_rewards_and_discounts(learner, images, reward, discount):
-    """The critic's loss, written out from what the reward and the discount mean."""
-    log_q = torch.randn(4, 5).log_softmax(1)
-
-    def sense(locations):
-        return learner.grid.cut(images, locations[:, None])[:, 0]
-
-    learner.eval()  # so that a value is the same whenever it is asked for
-    with torch.no_grad():
-        step = next(rollout(learner, sense, 3, torch.arange(4), SampledPolicy(learner.actor, 4.0)))
-        ahead = learner.believe(step.next_memory)
-        values = ValueNormaliser(3, discount=discount)
-        parts = Objective(3, reward=reward, discount=discount).attention(
-            step, ahead, learner.critic, values, log_q
-        )
-        agreement = -kl_divergence(ahead.log_probabilities(), log_q)
-        before = -kl_divergence(step.belief.log_probabilities(), log_q)
-        assert parts["reward"] == agreement.mean()
-        gain = agreement - before if reward == "gain" else agreement
-        target = (gain - gain.mean()) / gain.std(correction=0)
-        target = target + discount * learner.critic(ahead.state)  # the last step's statistics: 0 and 1
-        spread = 1 + discount**2
-        mean, second = 0.01 * target.mean(), 0.99 * spread + 0.01 * target.square().mean()
-        normalised = (target - mean) / (second - mean**2).sqrt()
-        wanted = (normalised - learner.critic(step.belief.state)).abs().mean()
-    torch.testing.assert_close(parts["critic"], wanted, atol=1e-5, rtol=1e-5)
-
-
-def test_nothing_is_learned_about_locations_after_the_handover(learner, images):
-    torch.manual_seed(1)
-    values, log_q = ValueNormaliser(3), torch.randn(4, 5).log_softmax(1)
-    steps = list(
-        training_episode(
-            learner,
-            Objective(6, handover=3),
-            values,
-            images,
-            torch.arange(4),
-            log_q,
-            torch.zeros(4, dtype=torch.long),
-            SampledPolicy(learner.actor, 4.0, handover=3),
-            torch.Generator().manual_seed(0),
-        )
-    )
-    assert ["actor" in step.parts for step in steps] == [True, True, False, False, False, False]
-    assert all("supervised" in step.parts for step in steps)
-    path = torch.stack([step.location for step in steps], dim=1)
-    assert all(len(set(row)) == 6 for row in path.tolist())
-    other = values.second_moment.clone()
-    assert other.shape == (2,)
-    # the second decision is the last: its target is the normalised reward alone, of unit variance
-    assert other[1].item() == pytest.approx(1.0, abs=1e-4)
-
-
-def test_after_the_handover_of_training_all_locations_are_alike():
-    drawn = SampledPolicy(lambda state, candidates: candidates.float() * 100, 4.0, handover=2)
-    seen = torch.zeros(4000, 6, dtype=torch.bool)
-    seen[:, :2] = True
-    decision = drawn.decide(torch.zeros(4000, 2), seen, torch.Generator().manual_seed(0), num_seen=2)
-    assert decision.log_probability is None
-    shares = torch.bincount(decision.location, minlength=6) / 4000
-    torch.testing.assert_close(shares, torch.tensor([0, 0, 0.25, 0.25, 0.25, 0.25]), atol=0.03, rtol=0)
-
-
-def test_unknown_rewards_and_discounts_are_refused():
-    with pytest.raises(ConfigError, match="reward"):
-        Objective(2, reward="praise")
-    with pytest.raises(ConfigError, match="discount must be from 0 to 1, got 1.5"):
-        Objective(2, discount=1.5)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import math
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from stam.evaluation.speed import (
     training_flops,
     training_speed,
 )
-from stam.fast import cuda_graph as recording
+from stam.fast import cuda_graph
 from stam.fast.cuda_graph import Pipeline
 from stam.learning.loop import Meter, Place
 from stam.learning.optimisation import make_optimiser, restore_optimiser
@@ -50,27 +49,6 @@ def test_every_update_uses_the_weights_of_the_one_before_in_half_precision_too()
     moved = abs(single["supervised"] - standing["supervised"])
     assert moved > 0.3
     assert abs(half["supervised"] - single["supervised"]) < 0.6 * moved
-
-
-@pytest.mark.parametrize("consistency", ["soft", "hard", "none"])
-def test_mixed_images_are_learned_from_with_mixed_labels(consistency, monkeypatch):
-    shown = []
-    raw = RawBatch(
-        torch.randint(256, (16, 3, 40, 40), dtype=torch.uint8),
-        torch.full((16, 2), 40),
-        torch.arange(16) % AGENT.num_classes,
-        torch.arange(16),
-    )
-    made = learner(consistency=consistency, mixup=0.8, cutmix=1.0)
-    learn = made.learn_from
-    monkeypatch.setattr(made, "learn_from", lambda *given: (shown.append(given[:2]), learn(*given)))
-    for _ in range(2):
-        made.train_batch(Place(0, 0, False), raw)
-    images, labels = shown[0]
-    assert labels.shape == (16, AGENT.num_classes) and (labels > 0).sum() > 16
-    torch.testing.assert_close(labels.sum(1), torch.ones(16))
-    assert images.equal(shown[1][0]) and labels.equal(shown[1][1])  # the place in the run decides
-    assert all(math.isfinite(mean) for mean in made.meter.means().values())
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -111,9 +89,9 @@ def test_a_teacher_whose_features_cannot_be_followed_is_refused():
 
 
 def test_the_last_epochs_have_larger_crops(monkeypatch):
-    made = learner(epochs=8, mild_share=0.25)
+    made = learner(epochs=8, large_crop_fraction=0.25)
     used = []
-    for name in ("augment", "augment_mildly"):
+    for name in ("augment", "augment_large"):
         monkeypatch.setattr(made, name, lambda images, *given, name=name: used.append(name) or images.float())
     monkeypatch.setattr(made, "learn_from", lambda *given: None)
     raw = RawBatch(
@@ -124,9 +102,12 @@ def test_the_last_epochs_have_larger_crops(monkeypatch):
     )
     for epoch in range(8):
         made.train_batch(Place(epoch, 0, False), raw)
-    assert used == ["augment"] * 6 + ["augment_mildly"] * 2
-    assert not any(TrainingConfig(epochs=8).is_mild(epoch) for epoch in range(8))
-    assert sum(TrainingConfig(epochs=10, mild_share=0.7).is_mild(epoch) for epoch in range(10)) == 7
+    assert used == ["augment"] * 6 + ["augment_large"] * 2
+    assert not any(TrainingConfig(epochs=8).has_large_crops(epoch) for epoch in range(8))
+    assert (
+        sum(TrainingConfig(epochs=10, large_crop_fraction=0.7).has_large_crops(epoch) for epoch in range(10))
+        == 7
+    )
 
 
 def test_rates_tau_and_means_change_in_place():
@@ -144,9 +125,9 @@ def test_rates_tau_and_means_change_in_place():
     assert all(group["lr"] is made.rates[group["part"]] for group in made.optimiser.param_groups)
 
 
-@pytest.mark.parametrize(("extra_glimpses", "taken"), [(3, 3), (5, 4)])
-def test_extra_looks_are_more_updates_for_the_first_glimpses(extra_glimpses, taken):
-    made = learner(extra_looks=2, extra_glimpses=extra_glimpses, base_lr=1e-3)
+@pytest.mark.parametrize(("short_episode_glimpses", "taken"), [(3, 3), (5, 4)])
+def test_short_episodes_are_more_updates_for_the_first_glimpses(short_episode_glimpses, taken):
+    made = learner(short_episodes=2, short_episode_glimpses=short_episode_glimpses, base_lr=1e-3)
     plain = learner(base_lr=1e-3)
     for one in (made, plain):
         for _ in batches_from(one, None, 1):
@@ -177,10 +158,10 @@ def test_a_restored_optimiser_keeps_the_rates_that_are_changed_in_place():
     assert all(group["lr"] is rates["all"] and not group["capturable"] for group in optimiser.param_groups)
 
 
-def test_no_garbage_is_collected_while_a_batch_is_recorded():
-    """What is freed then on a GPU ends the recording."""
+def test_no_garbage_is_collected_while_a_batch_is_captured():
+    """What is freed then on a GPU ends the capture."""
     assert gc.isenabled()
-    with pytest.raises(ValueError, match="stop"), recording._no_garbage_collection():
+    with pytest.raises(ValueError, match="stop"), cuda_graph._no_garbage_collection():
         assert not gc.isenabled()
         raise ValueError("stop")
     assert gc.isenabled()
@@ -229,19 +210,19 @@ def test_operations_are_counted_as_the_paper_counts_them():
 
 
 @pytest.mark.parametrize("policy", ["learned", "spiral", "random"])
-def test_recorded_looks_are_looks(policy, monkeypatch):
-    """Without a GPU nothing is recorded, but what would be is the same."""
-    monkeypatch.setattr(recording, "RecordedFunction", lambda function: function)
+def test_graphed_looks_are_looks(policy, monkeypatch):
+    """Without a GPU nothing is captured, but what would be is the same."""
+    monkeypatch.setattr(cuda_graph, "GraphedFunction", lambda function: function)
     torch.manual_seed(0)
     agent, grid = Agent(AGENT).eval(), AGENT.grid
     images, first = torch.randn(3, 3, 32, 32), torch.tensor([0, 5, 9])
     if policy == "random":
         orders = random_orders(grid, np.arange(3), seed=1)
         given, more = orders, (orders.priorities,)
-        recorded = recording.RecordedLook(agent, 6, SceneOrders)
+        recorded = cuda_graph.GraphedLook(agent, 6, SceneOrders)
     else:
         given, more = agent.policy(policy), ()
-        recorded = recording.RecordedLook(agent, 6, lambda: given)
+        recorded = cuda_graph.GraphedLook(agent, 6, lambda: given)
     trace, wanted = recorded(images, first, *more), agent.look(images, 6, first, given)
     assert torch.equal(trace.locations, wanted.locations)
     torch.testing.assert_close(trace.probabilities, wanted.probabilities, atol=1e-5, rtol=1e-4)

@@ -1,10 +1,11 @@
 import pytest
 import torch
 from agents import randomise, tiny_config
+from torch.nn.functional import linear
 
 import stam
 from stam.errors import SensorError, StamError
-from stam.model.policy import order
+from stam.model.policy import centre_out_order
 from stam.scene.sensor import ImageSensor
 
 
@@ -94,7 +95,9 @@ def test_the_factorised_actor_equals_the_plain_one(agent):
     state, candidates = torch.randn(2, 48), torch.tensor([[0, 3, 7], [2, 5, 11]])
     embedding = agent.actor.location_embedding[candidates]
     rows = torch.cat((state[:, None].expand(-1, 3, -1), embedding), dim=2).flatten(0, 1)
-    want = agent.actor.finish(agent.actor.fc0(rows)).view(2, 3)
+    want = agent.actor.after_first_layer(linear(rows, agent.actor.fc0.weight, agent.actor.fc0.bias)).view(
+        2, 3
+    )
     torch.testing.assert_close(agent.actor(state, candidates), want, atol=1e-5, rtol=1e-5)
 
 
@@ -164,7 +167,7 @@ def test_settings_that_parameters_depend_on_cannot_be_changed(agent):
     assert agent.configure(threshold=0.4).threshold == 0.4
     assert agent.labels == ("0", "1", "2", "3", "4")
     assert agent.configure(labels=tuple("abcde")).labels == tuple("abcde")
-    with pytest.raises(StamError, match="only handover, labels, mirrored, temperature, threshold"):
+    with pytest.raises(StamError, match="only labels, policy, temperature, threshold"):
         agent.configure(width=48)
 
 
@@ -175,47 +178,12 @@ def test_temperature_flattens_the_probabilities(agent, images):
     torch.testing.assert_close(flat.probabilities, want)
 
 
-@pytest.mark.parametrize("settings", [{}, {"image_size": (32, 48), "glimpse_size": (16, 8)}])
-def test_a_mirrored_agent_says_the_same_of_a_scene_and_its_mirror_image(settings):
-    agent = stam.Agent(tiny_config(**settings)).eval()
-    randomise(agent)
-    grid = agent.grid
-    scenes = torch.randn(3, 3, *grid.image_size)
-    plain = agent.look(scenes, 5, first_location=1)
-    path = plain.locations
-    mirrored_path = path + grid.columns - 1 - 2 * (path % grid.columns)
-
-    def beliefs(images, locations):
-        memory = None
-        for here in locations.unbind(1):
-            memory = agent.remember(memory, grid.cut(images, here[:, None])[:, 0], here)
-        return agent.believe(memory)
-
-    with torch.no_grad():
-        each = [beliefs(scenes, path), beliefs(scenes.flip(3), mirrored_path)]
-        agent.configure(mirrored=True)
-        both = [beliefs(scenes, path), beliefs(scenes.flip(3), mirrored_path)]
-    mean = (each[0].probabilities() + each[1].probabilities()) / 2
-    for one, alone in zip(both, each, strict=True):
-        torch.testing.assert_close(one.probabilities(), mean)
-        assert one.state.equal(alone.state)  # where it looks does not change
-    assert not torch.allclose(each[0].probabilities(), each[1].probabilities(), atol=1e-3)
-    looked = agent.look(scenes, 5, first_location=1)
-    assert looked.locations.equal(path)
-    torch.testing.assert_close(looked.probabilities[:, 4], mean)
-    session = agent.session(threshold=1.0)
-    for location in path[0].tolist():
-        top, left, bottom, right = grid.pixel_box(location)
-        step = session.observe(scenes[0, :, top:bottom, left:right], location)
-    torch.testing.assert_close(torch.as_tensor(step.probabilities), mean[0], atol=1e-5, rtol=0)
-
-
-def test_a_learned_policy_hands_over_to_an_order(agent, images):
+def test_an_order_can_take_over_from_the_learned_policy(agent, images):
     own = agent.look(images, 12, first_location=0).locations
-    agent.configure(handover=4)
+    agent.configure(policy="learned:4")
     path = agent.look(images, 12, first_location=0).locations
     assert path[:, :4].equal(own[:, :4]) and not path.equal(own)
-    centre_out = order("centre-out", agent.grid)
+    centre_out = centre_out_order(agent.grid)
     for row in path.tolist():
         assert row[4:] == [place for place in centre_out if place not in row[:4]]
     session, sensor = agent.session(threshold=1.0, first_location=0), ImageSensor(images[0], agent.grid)
@@ -224,18 +192,6 @@ def test_a_learned_policy_hands_over_to_an_order(agent, images):
         if count > 0:
             assert (session.policy_map().amax() == 1) == (count >= 4)
         session.observe(sensor.sense(session.location))
-
-
-def test_an_agent_in_training_sees_no_mirror_image(agent, images):
-    memory = agent.remember(
-        None,
-        agent.grid.cut(images, torch.zeros(4, 1, dtype=torch.long))[:, 0],
-        torch.zeros(4, dtype=torch.long),
-    )
-    agent.train()
-    plain = agent.believe(memory).class_logits
-    assert agent.configure(mirrored=True).believe(memory).class_logits.equal(plain)
-    assert not agent.eval().believe(memory).class_logits.equal(plain)
 
 
 def test_half_of_the_samples_cannot_change_the_other_half(agent, images):

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from agents import randomise
+from episodes import training_episode
 from naive import NaiveStam
 
 import stam
-from stam.learning.objective import Objective, ValueNormaliser, training_episode
+from stam.learning.objective import Objective, ValueNormaliser
 from stam.model.policy import SampledPolicy
 
 LOSSES = ("supervised", "actor", "critic", "consistency")

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stam.errors import StamError
-from stam.model.policy import GreedyPolicy, HandoverPolicy, RandomPolicy, SampledPolicy, make_policy, order
+from stam.errors import ConfigError, StamError
+from stam.model.policy import ORDERS, POLICIES, GreedyPolicy, RandomPolicy, SampledPolicy, make_policy
 from stam.scene.grid import Grid
 
 small_grids = st.builds(lambda r, c: Grid((r * 2, c * 2), 2, 1), st.integers(1, 6), st.integers(1, 6))
@@ -14,7 +14,7 @@ small_grids = st.builds(lambda r, c: Grid((r * 2, c * 2), 2, 1), st.integers(1, 
 
 @given(small_grids, st.sampled_from(["plus", "spiral", "centre-out"]))
 def test_orders_visit_every_location_once_from_the_centre(grid, name):
-    visited = order(name, grid)
+    visited = ORDERS[name](grid)
     assert sorted(visited) == list(range(grid.num_locations))
     assert visited[0] == grid.index((grid.rows // 2, grid.columns // 2))
 
@@ -23,20 +23,20 @@ def test_orders_visit_every_location_once_from_the_centre(grid, name):
 def test_spiral_goes_ring_by_ring(grid):
     centre = (grid.rows // 2, grid.columns // 2)
     rings = [
-        max(abs(r - centre[0]), abs(c - centre[1])) for r, c in map(grid.row_column, order("spiral", grid))
+        max(abs(r - centre[0]), abs(c - centre[1])) for r, c in map(grid.row_column, ORDERS["spiral"](grid))
     ]
     assert rings == sorted(rings)
 
 
 def test_spiral_steps_to_a_neighbour_on_an_odd_square():
     grid = Grid(7, 1, 1)
-    steps = [grid.row_column(location) for location in order("spiral", grid)]
+    steps = [grid.row_column(location) for location in ORDERS["spiral"](grid)]
     assert all(abs(a[0] - b[0]) + abs(a[1] - b[1]) == 1 for a, b in pairwise(steps))
 
 
 def test_plus_is_the_cross_outward_then_the_rest_by_distance():
     grid = Grid(7, 1, 1)
-    visited = [grid.row_column(location) for location in order("plus", grid)]
+    visited = [grid.row_column(location) for location in ORDERS["plus"](grid)]
     cross = visited[:13]
     assert all(row == 3 or column == 3 for row, column in cross)
     reach = [abs(row - 3) + abs(column - 3) for row, column in cross]
@@ -118,14 +118,14 @@ def test_equal_logits_are_uniform_with_a_finite_gradient():
     assert torch.isfinite(logits.grad).all()
 
 
-def test_after_the_handover_an_order_decides_and_the_actor_is_not_asked():
+def test_after_its_glimpses_an_order_decides_and_the_actor_is_not_asked():
     grid, asked = Grid(5, 1, 1), []
 
     def actor(state, candidates):
         asked.append(len(candidates))
         return -candidates.float()  # the first unseen location
 
-    policy = make_policy("learned", grid, actor, handover=3)
+    policy = make_policy("learned:3", grid, actor)
     seen = torch.zeros(3, 25, dtype=torch.bool)
     for row, count in enumerate((2, 3, 4)):
         seen[row, :count] = True
@@ -138,7 +138,26 @@ def test_after_the_handover_an_order_decides_and_the_actor_is_not_asked():
             assert policy.decide(torch.zeros(1, 4), one, num_seen=num_seen).location.tolist() == [rows[row]]
     assert asked == [1, 1]
     assert isinstance(make_policy("learned", grid, actor), GreedyPolicy)
-    assert not isinstance(make_policy("spiral", grid, actor, handover=3), HandoverPolicy)
+    assert policy.at(2) is policy.first and policy.at(3) is policy.then
+
+
+@pytest.mark.parametrize("name", ["lerned", "learned:0", "learned:x", "learned:", "spiral:3", ""])
+def test_an_unknown_name_is_refused(name):
+    with pytest.raises(ConfigError, match="is unknown"):
+        make_policy(name, Grid(5, 1, 1), score_by_index)
+
+
+@pytest.mark.parametrize("name", [*POLICIES, "learned:2"])
+def test_probabilities_cover_what_is_unseen_and_agree_with_the_choice(name):
+    policy, seen = make_policy(name, Grid(4, 1, 1), score_by_index), torch.zeros(2, 16, dtype=torch.bool)
+    seen[0, [3, 15]] = True
+    seen[1, 5] = True
+    likely = policy.probabilities(torch.zeros(2, 4), seen)
+    torch.testing.assert_close(likely.sum(1), torch.ones(2))
+    assert not likely[seen].any()
+    if not policy.draws:
+        assert likely.argmax(1).equal(policy.choose(torch.zeros(2, 4), seen))
+    assert policy.probabilities(torch.zeros(2, 4), torch.ones_like(seen)).sum() == 0
 
 
 def test_an_agent_without_an_actor_says_so():

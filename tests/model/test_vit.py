@@ -75,3 +75,26 @@ def test_drop_path_masks_rise_over_depth_and_can_be_reused():
 def test_no_masks_outside_training_or_at_rate_zero():
     assert small_vit(drop_path=0.4).sample_drop_path(2) is None
     assert small_vit().train().sample_drop_path(2) is None
+
+
+def test_the_core_can_be_exported(agent):
+    patches, positions = torch.randn(2, 8, 48), torch.arange(8).expand(2, -1)
+    tokens = torch.export.Dim("tokens", min=2, max=48)
+    program = torch.export.export(
+        agent.core, (patches, positions), dynamic_shapes=({1: tokens}, {1: tokens}), strict=False
+    )
+    more = torch.randn(2, 20, 48), torch.arange(20).expand(2, -1)
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(*more), agent.core(*more))
+
+
+def test_every_module_is_called_and_returns_what_its_name_says(agent):
+    shapes = {}
+    for name, part in agent.core.named_modules():
+        part.register_forward_hook(lambda _, given, result, name=name: shapes.update({name: result.shape}))
+    agent.core(torch.randn(2, 8, 48), torch.arange(8).expand(2, -1))
+    assert shapes["blocks.0.attn.qkv"] == (2, 10, 72)
+    assert shapes["blocks.0.attn"] == shapes["blocks.0.mlp"] == shapes["blocks.0"] == (2, 10, 24)
+    assert shapes["blocks.1"] == shapes[""] == (2, 2, 24)  # after the last block two tokens are read
+    unused = {"head", "head_dist", "patch_embed.proj", "blocks"}
+    assert {name for name, _ in agent.core.named_modules()} - set(shapes) == unused

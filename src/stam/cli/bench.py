@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from stam.cli.parsing import next_command, parse, split_positionals
-from stam.config import CORE_SIZES, require, require_choice
-from stam.errors import ConfigError
+from stam.config import CORE_SIZES
+from stam.errors import ConfigError, require, require_choice
 from stam.evaluation.speed import LookSpeed, TrainingSpeed, look_speed, peak_tera_flops, training_speed
 from stam.files import save_content
 from stam.learning.optimisation import choose_device
@@ -34,7 +34,7 @@ class Arguments:
         look_batch: Scenes looked at together; none is 512 on a GPU and 1 elsewhere.
         batches: How many training batches to time, and how many looks.
         files: Also train from image files, with augmentation.
-        compile: Use compiled kernels and recorded batches, on a GPU.
+        fast: Use fused kernels and CUDA graphs, on a GPU.
         json: Print JSON.
         plot: Also draw images a second against batch and glimpses, to this file (extra `figures`).
     """
@@ -46,7 +46,7 @@ class Arguments:
     look_batch: int | None = None
     batches: int = 3
     files: bool = False
-    compile: bool = True
+    fast: bool = True
     json: bool = False
     plot: Path | None = None
 
@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> None:
                 for from_files in (False, True) if parsed.files else (False,):
                     trained.append(
                         training_speed(
-                            size, batch_size, count, str(device), parsed.compile, parsed.batches, from_files
+                            size, batch_size, count, str(device), parsed.fast, parsed.batches, from_files
                         )
                     )
                     _say(_training_row(trained[-1], peak))

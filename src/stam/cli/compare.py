@@ -8,8 +8,7 @@ import tyro
 
 from stam.cli.figures import evaluated
 from stam.cli.parsing import next_command, parse
-from stam.config import require
-from stam.errors import StamError, did_you_mean, require_package
+from stam.errors import StamError, did_you_mean, require, require_package
 from stam.evaluation import Comparison, compare, load_evaluation
 from stam.files import save_content
 

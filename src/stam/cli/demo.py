@@ -12,8 +12,8 @@ import torch
 import stam
 from stam.cli import train
 from stam.cli.parsing import next_command, parse
-from stam.config import require
 from stam.data import ClutteredDigits, Scenes, open_scenes
+from stam.errors import require
 from stam.learning.runs import RunFolder
 from stam.learning.validation import validate
 from stam.model.agent import Agent

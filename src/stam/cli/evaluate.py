@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 import tyro
 
-from stam.cli.parsing import next_command, parse, require_handover_fits
+from stam.cli.parsing import next_command, parse
 from stam.cli.processes import processes
-from stam.config import AgentConfig, require, require_choice
-from stam.errors import StamError
+from stam.errors import StamError, require
 from stam.evaluation import (
     Evaluation,
     EvaluationPlan,
@@ -26,6 +25,7 @@ from stam.evaluation import (
 from stam.evaluation.opening import EVALUATION_FILE, EXAMPLES_FILE
 from stam.files import make_folder
 from stam.learning import distributed
+from stam.model.policy import require_policy
 from stam.weights.locate import find_home
 
 
@@ -39,13 +39,11 @@ class Arguments:
         seeds: Seeds of the first location.
         glimpses: Glimpses to sense in each scene; all of them by default.
         policy: Who picks the locations: learned, random, plus, spiral or centre-out; by default its own.
-        handover: Glimpses after which the learned policy hands over to the order centre-out; as the agent's
-            settings say by default. As many as the grid has locations: never.
-        view: plain, or mirrored to imagine the glimpses in a mirror too; own is as the agent's settings say.
+            learned:8 lets the actor choose until 8 glimpses have been seen, then centre-out.
         teacher: A teacher's folder, a DeiT file, package:NAME or hub:NAME; the run's own by default.
         target_accuracy: Fit the threshold of early termination for this accuracy, as a share: 0.9 is 90 %.
         budget: Fit it for this mean number of glimpses instead.
-        store: Keep the fitted threshold and temperature, handover and mirrored with the weights, for
+        store: Keep the fitted threshold and temperature, and the policy they hold for, with the weights, for
             predict and live use.
         limit: Evaluate on so many scenes only, drawn at random, always the same.
         resize_size: The shorter side before the centre crop; by default as the agent's run says.
@@ -53,6 +51,7 @@ class Arguments:
         workers: Processes that load images.
         device: auto, cpu, cuda or cuda:1.
         precision: Of the transformer: float32, bfloat16, or auto (bfloat16 on a GPU).
+        fast: Use packed weights, fused kernels and CUDA graphs; --no-fast runs the plain modules.
         low_resolution: Show the teacher the whole image at low resolution too, as a competitor.
         cost: Count multiply-adds and measure latency.
         examples: Scenes to keep for pictures, glimpse by glimpse.
@@ -66,8 +65,6 @@ class Arguments:
     seeds: int = 10
     glimpses: int | None = None
     policy: str | None = None
-    handover: int | None = None
-    view: str = "own"
     teacher: str | None = None
     target_accuracy: float | None = None
     budget: float | None = None
@@ -78,6 +75,7 @@ class Arguments:
     workers: int = 0
     device: str = "auto"
     precision: str = "auto"
+    fast: bool = True
     low_resolution: bool = True
     cost: bool = True
     examples: int = 6
@@ -108,17 +106,12 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
     if opened.note and distributed.rank() == 0:
         print(opened.note, file=sys.stderr)
     agent, own = opened.agent.to(device), opened.agent.config
-    require_choice("--view", given.view, ("own", "plain", "mirrored"))
-    if given.view != "own":
-        agent.configure(mirrored=given.view == "mirrored")
     policy = given.policy or own.policy
-    require_handover_fits(given.handover, policy)
+    require_policy(policy)
     require(
-        not given.store or policy == own.policy,
+        not given.store or policy == own.policy or (own.has_actor and policy.startswith("learned")),
         f"--store keeps what is fitted for the agent's own policy, {own.policy}: leave out --policy {policy}",
     )
-    if given.handover is not None:
-        agent.configure(handover=given.handover)
     plan = EvaluationPlan(
         num_seeds=given.seeds,
         num_glimpses=given.glimpses,
@@ -131,10 +124,11 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
         low_resolution=given.low_resolution,
         cost=given.cost,
         precision=given.precision,
+        fast=given.fast,
     )
     if given.store:
         opened.require_own()
-    path = given.out or opened.path / result_name(opened, plan, own)
+    path = given.out or opened.path / result_name(opened, plan)
     if given.out is None and distributed.rank() == 0:
         make_folder(opened.path)
     require(not path.is_dir(), f"--out '{path}' is a folder: name a file, such as {path / EVALUATION_FILE}")
@@ -153,9 +147,9 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
         reader = reader_for(agent, opened.scenes, plan, progress=False)
         shown = collect_examples(agent, reader, given.examples, evaluation.num_glimpses, evaluation.policy)
         if given.store:
-            opened.store(evaluation.early_exit.fit.threshold, evaluation.calibration.temperature)
-            with_them = ", and the handover and view they hold for" if agent.config != own else ""
-            print(f"stored threshold and temperature{with_them} in {opened.agent_path}", file=sys.stderr)
+            fitted = evaluation.early_exit.fit.threshold, evaluation.calibration.temperature
+            opened.store(*fitted, policy)
+            print(f"stored threshold, temperature and policy in {opened.agent_path}", file=sys.stderr)
         if given.out is None:
             keep_earlier(path, evaluation)
         save_examples(shown, examples_path(path))
@@ -186,16 +180,11 @@ def keep_earlier(path: Path, evaluation: Evaluation) -> None:
     print(f"the result that was there is now {aside}", file=sys.stderr)
 
 
-def result_name(opened: Opened, plan: EvaluationPlan, own: AgentConfig) -> str:
+def result_name(opened: Opened, plan: EvaluationPlan) -> str:
     """Returns the result's file name: what is otherwise than the run's own is part of it."""
     parts = [Path(EVALUATION_FILE).stem]
     if plan.policy not in (None, opened.agent.config.policy):
-        parts.append(str(plan.policy))
-    now = opened.agent.config
-    if now.handover != own.handover:
-        parts.append(f"handover-{now.handover}")
-    if now.mirrored != own.mirrored:
-        parts.append("mirrored" if now.mirrored else "plain")
+        parts.append(str(plan.policy).replace(":", "-"))
     if not opened.own_data:
         parts.append(Path(opened.source).stem)
     return "-".join(parts) + ".json"

@@ -6,8 +6,7 @@ from pathlib import Path
 import tyro
 
 from stam.cli.parsing import next_command, parse
-from stam.config import require
-from stam.errors import StamError
+from stam.errors import StamError, require
 from stam.integrations.onnx import TOLERANCE, check_parity, export_onnx
 from stam.weights import load
 

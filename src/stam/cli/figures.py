@@ -12,8 +12,7 @@ from stam.cli.evaluate import Arguments as EvaluateArguments
 from stam.cli.evaluate import examples_path, measure
 from stam.cli.parsing import next_command, parse
 from stam.cli.processes import processes
-from stam.config import require_choice
-from stam.errors import StamError, require_package
+from stam.errors import StamError, require_choice, require_package
 from stam.evaluation import load_evaluation, load_examples
 from stam.evaluation.opening import EVALUATION_FILE, REPORT_FILE
 from stam.files import save_content

@@ -12,7 +12,7 @@ from typing import TypeVar
 import tyro
 
 from stam.cli import COMMANDS
-from stam.config import require, require_sensible_numbers
+from stam.config import require_sensible_numbers
 from stam.errors import ConfigError
 
 T = TypeVar("T")
@@ -88,14 +88,6 @@ def require_out(out: Path | None, example: str) -> Path:
     if out is None:
         raise ConfigError(f"name the folder to write to: {example}")
     return out
-
-
-def require_handover_fits(handover: int | None, policy: str) -> None:
-    """Raises where a policy is to hand over that never decides."""
-    require(
-        handover is None or policy == "learned",
-        f"--handover is for the learned policy: the {policy} policy has nothing to hand over",
-    )
 
 
 def next_command(command: str) -> None:

@@ -14,10 +14,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from stam.cli.parsing import next_command, parse
-from stam.config import require
 from stam.data import decode_image
 from stam.data.folder import image_files
-from stam.errors import DataError, StamError
+from stam.errors import DataError, StamError, require
 from stam.learning.runs import recorded_resize_size
 from stam.live import LiveStep, Session, look_through, scene_view
 from stam.model.agent import Agent

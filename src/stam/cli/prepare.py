@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stam.cli.parsing import next_command, parse, require_out, split_positionals
-from stam.config import require_choice, to_plain
+from stam.config import to_plain
 from stam.data import prepare_fmow
-from stam.errors import ConfigError
+from stam.errors import ConfigError, require_choice
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from stam.config import require
+from stam.errors import require
 from stam.learning import distributed
 from stam.learning.optimisation import choose_device
 

@@ -11,8 +11,7 @@ import tyro
 
 from stam.cli.parsing import next_command, parse
 from stam.cli.predict import open_agent
-from stam.config import require
-from stam.errors import require_package
+from stam.errors import require, require_package
 from stam.model.agent import Agent
 from stam.weights import find_agent
 

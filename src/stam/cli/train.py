@@ -14,15 +14,14 @@ from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import (
     next_command,
     parse,
-    require_handover_fits,
     require_out,
     split_positionals,
     wants_help,
 )
 from stam.cli.processes import processes
-from stam.config import AgentConfig, require
+from stam.config import AgentConfig
 from stam.data import Scenes, SplitRecord
-from stam.errors import ConfigError
+from stam.errors import ConfigError, require
 from stam.learning import distributed
 from stam.learning.finetuning import Student, build_student, finetune
 from stam.learning.loop import Plan
@@ -126,7 +125,6 @@ def begin(parsed: Arguments, recipe: str, out: Path) -> None:
     check_machine(config)
     splits = open_data(config.data)
     config = dataclasses.replace(config, agent=with_classes(config.agent, splits.train.classes))
-    require_handover_fits(config.agent.handover, config.agent.policy)
     require_batches(len(splits.train), config.training.batch_size, "--batch-size")
     torch.manual_seed(config.training.seed)
     agent = start_agent(config.init, config.agent, config.class_indices)

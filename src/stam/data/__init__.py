@@ -8,7 +8,7 @@ from stam.data.folder import ImageFolder, open_folder
 from stam.data.images import IMAGE_SUFFIXES, decode_image
 from stam.data.loader import BatchLoader, EvaluationView, RawBatch, TrainingView, View, pad_images
 from stam.data.sampler import batches, epoch_indices, evaluation_indices
-from stam.data.scenes import Relabelled, Scenes, Subset, prepare_for_evaluation
+from stam.data.scenes import Relabelled, Scenes, Subset
 from stam.data.shards import TarShards, open_shards
 from stam.data.sources import open_for_evaluation, open_scenes
 from stam.data.splits import (
@@ -19,6 +19,7 @@ from stam.data.splits import (
     save_record,
     stratified_split,
 )
+from stam.scene.pixels import prepare_for_evaluation
 
 __all__ = [
     "FMOW_CLASSES",

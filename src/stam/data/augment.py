@@ -5,86 +5,24 @@ comes from the seed of the call and is drawn on the host: the same seed gives th
 waits for the device.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stam.config import IMAGENET_MEAN, IMAGENET_STD, require, require_choice, require_sensible_numbers
 from stam.data import randaugment
 from stam.data.randomness import random_words
 from stam.data.resample import resample, resize_and_centre_crop
-from stam.learning import distributed
 from stam.scene.grid import Size, as_pair
-from stam.scene.pixels import normalise
+from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD, normalise
+from stam.settings import AugmentConfig
 from stam.shapes import Float, Int, UInt8
 
 _CPU_PART = 16  # images
 _CROP_TRIES = 10
 _NUM_FLIP_DRAWS = 2
 _NUM_CROP_DRAWS = 2 * _CROP_TRIES + 2  # area and ratio of each try, and one place
-
-
-@dataclass(frozen=True)
-class AugmentConfig:
-    """What is done to a training image; by default what DeiT does, "rand-m9-mstd0.5-inc1" in timm's notation.
-
-    Attributes:
-        random_crop: Whether a random part of the image is cut; otherwise its centre is kept.
-        crop_scale: Smallest and largest area of a random crop, as a fraction of the image's.
-        mild_crop: Smallest area where crops are to be mild: in the last epochs, if `mild_share` says so.
-        crop_ratio: Smallest and largest width of a random crop divided by its height.
-        horizontal_flip: Probability of mirroring.
-        vertical_flip: Probability of turning upside down, for images that have no up (fMoW).
-        num_ops: Operations of RandAugment for each image; 0 turns it off.
-        magnitude: Mean strength of an operation, 0 to 10.
-        magnitude_std: Standard deviation of the strength.
-        op_probability: Probability that a drawn operation is applied at all.
-        interpolation: How rotations, shears and translations interpolate: random takes bilinear or bicubic
-            each time, which is timm's default; DeiT's own script set bicubic.
-    """
-
-    random_crop: bool = True
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    mild_crop: float = 0.8
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    horizontal_flip: float = 0.5
-    vertical_flip: float = 0.0
-    num_ops: int = 2
-    magnitude: float = 9.0
-    magnitude_std: float = 0.5
-    op_probability: float = 0.5
-    interpolation: str = "random"
-
-    def __post_init__(self) -> None:
-        require_sensible_numbers(self)
-        for name in ("horizontal_flip", "vertical_flip", "op_probability"):
-            given = getattr(self, name)
-            require(0 <= given <= 1, f"{name} is a probability, 0 to 1, got {given}")
-        low, high = self.crop_scale
-        require(0 < low <= high <= 1, f"crop_scale must be 0 < least <= most <= 1, got {low}, {high}")
-        require(0 < self.mild_crop <= 1, f"mild_crop must be above 0 and at most 1, got {self.mild_crop}")
-        low, high = self.crop_ratio
-        require(0 < low <= high, f"crop_ratio must be 0 < least <= most, got {low}, {high}")
-        require(self.num_ops >= 0, f"num_ops must be 0 (no RandAugment) or more, got {self.num_ops}")
-        most = randaugment.MAX_MAGNITUDE
-        require(0 <= self.magnitude <= most, f"magnitude must be 0 to {most:g}, got {self.magnitude}")
-        require(self.magnitude_std >= 0, f"magnitude_std must be 0 or more, got {self.magnitude_std}")
-        require_choice("interpolation", self.interpolation, randaugment.INTERPOLATIONS)
-
-    @classmethod
-    def off(cls) -> "AugmentConfig":
-        """Returns the settings that only bring an image to size, its aspect kept and its centre shown."""
-        return cls(random_crop=False, horizontal_flip=0.0, vertical_flip=0.0, num_ops=0)
-
-
-def mild(config: AugmentConfig) -> AugmentConfig:
-    """Returns the settings with larger crops, which show things about as large as they are in use."""
-    low, high = config.crop_scale
-    return dataclasses.replace(config, crop_scale=(min(max(low, config.mild_crop), high), high))
 
 
 class Augment:
@@ -107,15 +45,18 @@ class Augment:
         images: UInt8[Tensor, "batch 3 max_height max_width"],
         sizes: Int[Tensor, "batch 2"],
         seed: int | Sequence[int],
+        share: tuple[int, int] = (0, 1),
     ) -> Float[Tensor, "batch 3 height width"]:
         """Augments and normalises a batch, on the device of the images.
 
         Args:
             images: Each in the upper left corner of its frame.
             sizes: Each image's own height and width, on the host (on a device, the call would wait for it).
-            seed: One number, or several that name the batch, such as (run seed, epoch, step, rank).
+            seed: One number, or several that name the batch, such as (run seed, epoch, step).
+            share: Which part of the batch this is, of how many: each of several processes has one, and what
+                is drawn for an image does not depend on how many there are.
         """
-        return self._run(images, sizes, seed, lambda pixels: normalise(pixels, self.mean, self.std))
+        return self._run(images, sizes, seed, lambda pixels: normalise(pixels, self.mean, self.std), share)
 
     def pixels(
         self,
@@ -127,11 +68,16 @@ class Augment:
         return self._run(images, sizes, seed, lambda pixels: pixels)
 
     def _run(
-        self, images: Tensor, sizes: Tensor, seed: int | Sequence[int], finish: Callable[[Tensor], Tensor]
+        self,
+        images: Tensor,
+        sizes: Tensor,
+        seed: int | Sequence[int],
+        finish: Callable[[Tensor], Tensor],
+        share: tuple[int, int] = (0, 1),
     ) -> Tensor:
         config, sizes = self.config, sizes.cpu()
         num_draws = _NUM_FLIP_DRAWS + _NUM_CROP_DRAWS + config.num_ops * randaugment.NUM_DRAWS
-        first, of_all = distributed.rank() * len(images), distributed.world_size() * len(images)
+        first, of_all = (number * len(images) for number in share)
         uniform = _uniform(of_all * num_draws, seed).reshape(of_all, num_draws)[first : first + len(images)]
         ends = np.cumsum([_NUM_FLIP_DRAWS, _NUM_CROP_DRAWS])
         for_flips, for_crops, for_ops = np.split(uniform, ends, axis=1)

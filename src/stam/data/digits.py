@@ -12,9 +12,9 @@ import numpy as np
 from numpy.random import Philox
 from PIL import Image
 
-from stam.config import require, require_choice
 from stam.data.randomness import random_key, random_words
 from stam.data.splits import SplitRecord, Splits, stratified_split
+from stam.errors import require, require_choice
 from stam.shapes import Int, UInt8
 
 # Which digits are held out never depends on a seed, so no two runs can mix training and test digits.

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from stam.data.scenes import Scenes, prepare_for_evaluation
+from stam.data.scenes import Scenes
 from stam.errors import DataError, StamError
 from stam.scene.grid import Size
+from stam.scene.pixels import prepare_for_evaluation
 from stam.shapes import Int, UInt8
 
 

@@ -50,45 +50,6 @@ def mix(
     return mixed, targets * share + targets.flip(0) * (1 - share)
 
 
-def mix_each(
-    images: Float[Tensor, "batch channels height width"],
-    targets: Float[Tensor, "batch classes"],
-    mixup: float,
-    cutmix: float,
-    random: np.random.Generator,
-) -> tuple[Float[Tensor, "batch channels height width"], Float[Tensor, "batch classes"]]:
-    """The same as `mix`, with a share, and with both on a coin, of its own for each image.
-
-    For batches that many updates learn from, which one share for all would send the same way.
-    """
-    batch, _, height, width = images.shape
-    if max(mixup, cutmix) <= 0 or batch < 2:
-        return images, targets
-    boxed = random.random(batch) < (0.5 if mixup > 0 else 1.0) if cutmix > 0 else np.zeros(batch, bool)
-    blended = random.beta(mixup, mixup, batch) if mixup > 0 else np.ones(batch)  # what an image keeps
-    kept = np.where(boxed, random.beta(cutmix, cutmix, batch), blended) if cutmix > 0 else blended
-    if not boxed.any():
-        other = _as_column(1 - kept, images)
-        return torch.lerp(images, images.flip(0), other[..., None, None]), _blend(targets, other)
-    side = np.sqrt(1 - kept)
-    top, bottom = _spans(height, side, random)
-    left, right = _spans(width, side, random)
-    kept = np.where(boxed, 1 - (bottom - top) * (right - left) / (height * width), kept)
-    other = _as_column(1 - kept, images)
-    pasted = _inside(top, bottom, left, right, images).to(images.dtype)
-    share = torch.where(_as_column(boxed, images)[..., None, None] > 0, pasted, other[..., None, None])
-    return torch.lerp(images, images.flip(0), share), _blend(targets, other)
-
-
-def _as_column(values: np.ndarray, images: Tensor) -> Float[Tensor, "batch 1"]:
-    column = torch.from_numpy(values)[:, None].to(images.dtype)
-    return column.to(images.device, non_blocking=True)
-
-
-def _blend(targets: Tensor, other: Tensor) -> Tensor:
-    return torch.lerp(targets, targets.flip(0), other.to(targets.dtype))
-
-
 def _spans(length: int, fraction: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Returns random intervals of about those fractions, cut off at the ends."""
     half = (length * fraction).astype(int) // 2

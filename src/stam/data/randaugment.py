@@ -13,10 +13,9 @@ from torch import Tensor
 
 from stam.data.resample import move_rows, rotate_about_centre, to_bytes
 from stam.scene.pixels import to_device
+from stam.settings import MAX_MAGNITUDE
 from stam.shapes import Bool, Float, Int, UInt8
 
-MAX_MAGNITUDE = 10.0
-INTERPOLATIONS = ("random", "bilinear", "bicubic")
 NUM_DRAWS = 6  # random numbers that one operation on one image takes
 
 
@@ -53,7 +52,7 @@ def draw(
         magnitude: Mean strength, 0 to `MAX_MAGNITUDE`.
         magnitude_std: Standard deviation of the strength.
         op_probability: How likely an operation is applied at all.
-        interpolation: One of `INTERPOLATIONS`, for the geometric operations.
+        interpolation: One of `settings.INTERPOLATIONS`, for the geometric operations.
     """
     which, applied, radius, angle, sign, cubic = np.moveaxis(uniform, -1, 0)  # (B, num_ops) each
     ops = np.floor(which * len(OPERATIONS)).astype(np.int64)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Philox, SeedSequence
 
-from stam.config import require
+from stam.errors import require
 from stam.shapes import Int
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stam.config import require
+from stam.errors import require
 from stam.scene.grid import Size, as_pair
 from stam.scene.pixels import to_device
 from stam.shapes import Bool, Int, UInt8

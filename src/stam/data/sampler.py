@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from stam.config import require
 from stam.data.randomness import random_order
+from stam.errors import require
 from stam.shapes import Int
 
 

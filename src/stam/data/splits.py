@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stam.config import from_plain, require, to_plain
+from stam.config import from_plain, to_plain
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes
-from stam.errors import ConfigError, DataError
+from stam.errors import ConfigError, DataError, require
 from stam.files import save_content
 from stam.shapes import Int
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from stam.config import CORE_SIZES, from_plain, require, require_choice, to_plain
-from stam.errors import StamError, did_you_mean
+from stam.config import CORE_SIZES, from_plain, to_plain
+from stam.errors import StamError, did_you_mean, require, require_choice
 from stam.evaluation.results import Evaluation, Floats, floats, read_format
 
 FORMAT = "stam-comparison"
@@ -184,9 +184,6 @@ def aspects(evaluation: Evaluation) -> dict[str, str]:
     agent, training = config.get("agent", {}), config.get("training", {})
     height, width = evaluation.grid.glimpse_size
     found = {"policy": evaluation.policy, "glimpse": str(height) if height == width else f"{height}x{width}"}
-    handover = evaluation.handover or "no"
-    found["handover"] = str(handover) if evaluation.policy == "learned" else ""  # others have none to tell of
-    found["mirrored"] = "yes" if evaluation.mirrored else "no"
     if "consistency" in training:
         found["consistency"] = training["consistency"]
     if "width" in agent:
@@ -205,7 +202,6 @@ def aspects(evaluation: Evaluation) -> dict[str, str]:
 
 _WORDS = {
     "policy": "{} policy",
-    "handover": "handover after {}",
     "consistency": "{} consistency",
     "glimpse": "{} px glimpses",
     "capacity": "{} core",
@@ -213,20 +209,15 @@ _WORDS = {
     "seed": "seed {}",
     "precision": "{}",
 }
-_SPECIAL = {
-    ("consistency", "none"): "no consistency",
-    ("handover", "no"): "no handover",
-    ("mirrored", "yes"): "mirrored",
-    ("mirrored", "no"): "not mirrored",
-}
+_SPECIAL = {("consistency", "none"): "no consistency"}
 
 
 def names_of(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
     """Names runs by the settings in which they differ, or else by their folders."""
     found = [aspects(evaluation) for evaluation in evaluations]
-    keys = [key for key in found[0] if len({each.get(key) for each in found} - {""}) > 1]
+    keys = [key for key in found[0] if len({each.get(key) for each in found}) > 1]
     if keys and all(key in each for key in keys for each in found):
-        named = tuple(", ".join(_word(key, each[key]) for key in keys if each[key]) for each in found)
+        named = tuple(", ".join(_word(key, each[key]) for key in keys) for each in found)
         if len(set(named)) == len(named):
             return tuple(name[0].upper() + name[1:] for name in named)
     folders = [evaluation.name for evaluation in evaluations]
@@ -281,8 +272,6 @@ def _pairs(evaluations: Sequence[Evaluation], baseline: int, against: str | None
         if own.get(key) == value:
             continue
         wanted = own | {key: value}
-        if key == "policy":  # an order hands over to nobody
-            wanted["handover"] = "" if value != "learned" else wanted["handover"]
         others = [other for other, theirs in enumerate(found) if theirs == wanted]
         if len(others) == 1:
             pairs.append((position, others[0]))

@@ -7,11 +7,11 @@ from itertools import pairwise
 import torch
 
 from stam.config import AgentConfig
-from stam.evaluation.early_exit import device_name, synchronise
 from stam.evaluation.results import Cost, Latency
-from stam.model.agent import Agent
-from stam.model.episode import rollout
-from stam.model.policy import GreedyPolicy, HandoverPolicy, Policy
+from stam.evaluation.timing import device_name, synchronise
+from stam.model.agent import Looker
+from stam.model.episode import rollout, sense_images
+from stam.model.policy import GreedyPolicy, Policy
 
 BATCH_SIZES = (1, 64)
 
@@ -20,7 +20,8 @@ def core_multiply_adds(config: AgentConfig, num_patches: int) -> int:
     """Counts the products of encoding so many patches of one scene and classifying it.
 
     Counted are all matrix products: patch projection, query, key and value, attention (twice), its
-    projection, the MLPs, and both classifiers. The last block serves the two read-out tokens only.
+    projection, the MLPs, and both classifiers. The last block serves the two read-out tokens only, and only
+    they have queries there, as in `stam.fast`.
     """
     readout, width, hidden = 2, config.width, int(config.width * config.mlp_ratio)
     tokens = num_patches + readout
@@ -52,12 +53,11 @@ def actor_multiply_adds(config: AgentConfig, num_seen: int, batch_size: int = 1)
     return first + candidates * (2 * hidden * hidden + hidden)
 
 
-def multiply_adds(config: AgentConfig, num_glimpses: int, learned: bool) -> Cost:
-    """Counts the multiply-adds of each of 1..n steps; an agent that follows an order has no actor's."""
+def multiply_adds(config: AgentConfig, num_glimpses: int, policy: Policy) -> Cost:
+    """Counts the multiply-adds of each of 1..n steps; the actor's where it decides."""
     steps = range(1, num_glimpses + 1)
-    views = 2 if config.mirrored else 1
-    core = [views * core_multiply_adds(config, n * config.grid.patches_per_glimpse) for n in steps]
-    decided = range(1, min(num_glimpses, config.handover or num_glimpses)) if learned else ()
+    core = [core_multiply_adds(config, n * config.grid.patches_per_glimpse) for n in steps]
+    decided = [n for n in range(1, num_glimpses) if isinstance(policy.at(n), GreedyPolicy)]
     actor = [actor_multiply_adds(config, n) if n in decided else 0 for n in steps]
     per_step = [sum(pair) for pair in zip(core, actor, strict=True)]
     cumulative = [sum(per_step[:n]) for n in steps]
@@ -67,7 +67,7 @@ def multiply_adds(config: AgentConfig, num_glimpses: int, learned: bool) -> Cost
 
 @torch.no_grad()
 def measure_latency(
-    agent: Agent,
+    agent: Looker,
     batch_size: int,
     num_glimpses: int,
     policy: Policy,
@@ -90,15 +90,13 @@ def measure_latency(
     images = torch.randn(shape, generator=generator).to(agent.device)
     first = torch.randint(agent.grid.num_locations, (batch_size,), generator=generator).to(agent.device)
 
-    def sense(locations: torch.Tensor) -> torch.Tensor:
-        return agent.grid.cut(images, locations[:, None])[:, 0]
+    sense = sense_images(images, agent.grid)
 
     def episode() -> list[float]:
         ticks = [time.perf_counter()]
-        with agent.thinking():
-            for _ in rollout(agent, sense, num_glimpses, first, policy, generator):
-                synchronise(agent.device)
-                ticks.append(time.perf_counter())
+        for _ in rollout(agent, sense, num_glimpses, first, policy, generator):
+            synchronise(agent.device)
+            ticks.append(time.perf_counter())
         return [1000 * (after - before) for before, after in pairwise(ticks)]
 
     episode()  # the first use of a kernel is not what is asked for
@@ -119,7 +117,7 @@ def measure_latency(
 
 
 def measure_cost(
-    agent: Agent,
+    agent: Looker,
     num_glimpses: int,
     policy: Policy | str | None = None,
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
@@ -127,7 +125,7 @@ def measure_cost(
 ) -> Cost:
     """Counts the multiply-adds and measures the latency of an agent, for each batch size."""
     chosen = agent.policy(policy)
-    counted = multiply_adds(agent.config, num_glimpses, isinstance(chosen, (GreedyPolicy, HandoverPolicy)))
+    counted = multiply_adds(agent.config, num_glimpses, chosen)
     latency = [measure_latency(agent, size, num_glimpses, chosen, seconds=seconds) for size in batch_sizes]
     return Cost(
         counted.core,

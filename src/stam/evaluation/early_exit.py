@@ -1,7 +1,6 @@
 """Early termination: stop looking once sure. Which threshold, at what accuracy, and the time it saves."""
 
 import math
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stam.config import require
+from stam.errors import require
 from stam.evaluation.results import ExitTiming, Operation, Sweep, ThresholdFit, floats
-from stam.evaluation.scenes import SceneOrders
-from stam.model.episode import Looker, require_num_glimpses
+from stam.evaluation.timing import device_name, seconds
+from stam.model.episode import Belief, EpisodeAgent, rollout, sense_images
 from stam.model.policy import Policy
 from stam.shapes import Bool, Float, Int
 
@@ -43,7 +42,7 @@ class Exits:
 
 @torch.no_grad()
 def look_until_sure(
-    agent: Looker,
+    agent: EpisodeAgent,
     images: Float[Tensor, "batch channels height width"],
     threshold: float,
     first_location: Int[Tensor, " batch"],
@@ -55,7 +54,7 @@ def look_until_sure(
     """Looks at each scene until the agent is sure of it; whoever is sure leaves the batch.
 
     What is left of the batch is all that is sensed, encoded and decided on, so a scene that ends early costs
-    nothing from then on. The agent must be in evaluation mode, and its memory must have `select`.
+    nothing from then on. The agent must be in evaluation mode.
 
     Args:
         agent: Remembers glimpses and says what they mean.
@@ -67,39 +66,25 @@ def look_until_sure(
         temperature: Divides the logits.
         generator: Source of randomness for the policy.
     """
-    grid = agent.grid
-    most = grid.num_locations if num_glimpses is None else num_glimpses
-    require_num_glimpses(most, grid)
-    batch_size, device = images.shape[0], images.device
-    counts = torch.zeros(batch_size, dtype=torch.long, device=device)
-    visited = torch.full((batch_size, most), -1, dtype=torch.long, device=device)
-    answers: Tensor | None = None
-    scenes = torch.arange(batch_size, device=device)  # those still looking
-    location = first_location.to(device)
-    seen = torch.zeros(batch_size, grid.num_locations, dtype=torch.bool, device=device)
-    memory: Any = None
-    for count in range(1, most + 1):
-        memory = agent.remember(memory, grid.cut(images, location[:, None], scenes)[:, 0], location)
-        seen = seen.scatter(1, location[:, None], True)
-        visited[scenes, count - 1] = location
-        belief = agent.believe(memory)
-        probabilities = belief.probabilities(temperature)
-        answers = probabilities.new_zeros(batch_size, probabilities.shape[1]) if answers is None else answers
-        sure = probabilities.amax(dim=1) > threshold
-        if count == most:
-            sure = torch.ones_like(sure)
-        counts[scenes[sure]] = count
-        answers[scenes[sure]] = probabilities[sure]
-        state = belief.state
-        if bool(sure.any()):
-            left = (~sure).nonzero().squeeze(1)
-            if len(left) == 0:
-                break
-            memory, scenes, seen, state = memory.select(left), scenes[left], seen[left], state[left]
-            policy = policy.select(left) if isinstance(policy, SceneOrders) else policy
-        location = policy.decide(state, seen, generator, num_seen=count).location
-    assert answers is not None
-    return Exits(counts, answers, visited)
+    most = agent.grid.num_locations if num_glimpses is None else num_glimpses
+    counts = torch.zeros(len(images), dtype=torch.long, device=images.device)
+    visited = torch.full((len(images), most), -1, dtype=torch.long, device=images.device)
+    answers: list[Tensor] = []
+
+    def is_sure(belief: Belief) -> Tensor:
+        answers.append(belief.probabilities(temperature))
+        return answers[-1].amax(dim=1) > threshold
+
+    found = None
+    first = first_location.to(images.device)
+    sense = sense_images(images, agent.grid)
+    for step in rollout(agent, sense, most, first, policy, generator, leave_when=is_sure):
+        counts[step.samples] = step.num_glimpses
+        visited[step.samples, step.num_glimpses - 1] = step.location
+        found = answers[-1].new_zeros(len(images), answers[-1].shape[1]) if found is None else found
+        found[step.samples] = answers[-1]
+    assert found is not None
+    return Exits(counts, found, visited)
 
 
 class ExitCurve:
@@ -230,14 +215,14 @@ class TimedBatch:
 
 
 def time_early_exit(
-    agent: Looker,
+    agent: EpisodeAgent,
     batches: Iterable[TimedBatch],
     threshold: float,
     num_glimpses: int,
     temperature: float = 1.0,
 ) -> ExitTiming:
     """Measures the same scenes with every glimpse and with early termination, batch by batch in turn."""
-    seconds, glimpses, right = [0.0, 0.0], [0, 0], [0, 0]
+    taken, glimpses, right = [0.0, 0.0], [0, 0], [0, 0]
     num_scenes = batch_size = 0
     device = torch.device("cpu")
     for position, batch in enumerate(batches):
@@ -248,7 +233,7 @@ def time_early_exit(
             _timed_look(agent, batch, math.inf, num_glimpses, temperature)
         for way, limit in enumerate((math.inf, threshold)):
             elapsed, exits = _timed_look(agent, batch, limit, num_glimpses, temperature)
-            seconds[way] += elapsed
+            taken[way] += elapsed
             glimpses[way] += int(exits.num_glimpses.sum())
             right[way] += int((exits.predictions == batch.labels).sum())
     return ExitTiming(
@@ -256,8 +241,8 @@ def time_early_exit(
         batch_size=batch_size,
         device=device_name(device),
         threshold=threshold,
-        all_seconds=seconds[0],
-        early_seconds=seconds[1],
+        all_seconds=taken[0],
+        early_seconds=taken[1],
         all_glimpses=glimpses[0] / num_scenes,
         early_glimpses=glimpses[1] / num_scenes,
         all_accuracy=right[0] / num_scenes,
@@ -266,23 +251,14 @@ def time_early_exit(
 
 
 def _timed_look(
-    agent: Looker, batch: TimedBatch, threshold: float, num_glimpses: int, temperature: float
+    agent: EpisodeAgent, batch: TimedBatch, threshold: float, num_glimpses: int, temperature: float
 ) -> tuple[float, Exits]:
-    synchronise(batch.images.device)
-    start = time.perf_counter()
-    exits = look_until_sure(
-        agent, batch.images, threshold, batch.first_location, batch.policy, num_glimpses, temperature
-    )
-    synchronise(batch.images.device)
-    return time.perf_counter() - start, exits
+    found: list[Exits] = []
 
+    def look() -> None:
+        first, policy = batch.first_location, batch.policy
+        found.append(
+            look_until_sure(agent, batch.images, threshold, first, policy, num_glimpses, temperature)
+        )
 
-def synchronise(device: torch.device) -> None:
-    """Waits for a GPU, so that a clock read next tells the truth."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def device_name(device: torch.device) -> str:
-    """Returns what to call a device in a result."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return seconds(look, batch.images.device), found[0]

@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stam.config import require, require_choice
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes
-from stam.errors import DataError, StamError, did_you_mean
+from stam.errors import DataError, StamError, did_you_mean, require, require_choice
 from stam.evaluation.calibration import TemperatureSearch, describe_calibration
 from stam.evaluation.cost import measure_cost
 from stam.evaluation.early_exit import TimedBatch, fit_threshold, sweep, time_early_exit
@@ -39,18 +38,17 @@ from stam.evaluation.scenes import (
     policy_for,
 )
 from stam.evaluation.whole_image import describe_whole_image, whole_image_ranks
-from stam.fast.cuda_graph import RecordedLook
+from stam.fast import prepare
+from stam.fast.cuda_graph import GraphedLook
 from stam.learning import distributed
 from stam.learning.optimisation import autocast
 from stam.learning.runs import versions
-from stam.model.agent import Agent, evaluating
+from stam.model.agent import Agent, Looker, evaluating
 from stam.model.episode import Trace, require_num_glimpses
-from stam.model.policy import ORDERS, Policy
+from stam.model.policy import Policy, require_policy
 from stam.model.teacher import Teacher
 from stam.settings import PRECISIONS
 from stam.shapes import Int
-
-POLICIES = ("learned", "random", *ORDERS)
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,7 @@ class EvaluationPlan:
         most_timed: The most scenes early termination is timed on; 0 to leave it out.
         split_seed: Seed of the halves that thresholds and temperature are fitted and reported on.
         precision: Of the transformer: `float32`, `bfloat16`, or `auto` (bfloat16 on a GPU).
+        fast: Whether to use packed weights, fused kernels and CUDA graphs; otherwise plain modules compute.
     """
 
     num_seeds: int = 10
@@ -88,6 +87,7 @@ class EvaluationPlan:
     most_timed: int = 512
     split_seed: int = 0
     precision: str = "float32"
+    fast: bool = True
 
     def __post_init__(self) -> None:
         """Checks every setting before anything is measured."""
@@ -96,7 +96,7 @@ class EvaluationPlan:
         require(self.num_workers >= 0, f"num_workers must be 0 or more, got {self.num_workers}")
         require_choice("precision", self.precision, PRECISIONS)
         if self.policy is not None:
-            require_choice("policy", self.policy, POLICIES)
+            require_policy(self.policy)
         require(
             self.target_accuracy is None or self.budget is None,
             "give a target accuracy or a budget, not both",
@@ -137,11 +137,12 @@ def evaluate(
     plan = plan or EvaluationPlan()
     mode = evaluating(agent) if isinstance(agent, nn.Module) else nullcontext()
     with mode, autocast(_device_of(agent), plan.precision):
-        return _Measurement(agent, scenes, plan, teacher, progress).run(source, name, settings or {})
+        looker = prepare(agent, plan.fast) if isinstance(agent, Agent) else agent
+        return _Measurement(looker, scenes, plan, teacher, progress).run(source, name, settings or {})
 
 
 def _device_of(agent: LooksAtScenes) -> torch.device:
-    return agent.device if isinstance(agent, Agent) else torch.device("cpu")
+    return agent.device if isinstance(agent, Looker) else torch.device("cpu")
 
 
 class _Measurement:
@@ -169,18 +170,14 @@ class _Measurement:
             plan.budget is None or 1 <= plan.budget <= self.num_glimpses,
             f"budget must be 1 to {self.num_glimpses} glimpses, got {plan.budget}",
         )
-        own = agent.config.policy if isinstance(agent, Agent) else OWN
+        own = agent.config.policy if isinstance(agent, Looker) else OWN
         self.policy = plan.policy or own
-        if isinstance(agent, Agent):
+        if isinstance(agent, Looker):
             agent.policy(self.policy)  # raises for a learned policy without an actor
         self.device = _device_of(agent)
         self.reader = reader_for(agent, scenes, plan, progress)
-        self._recorded: RecordedLook | None = None
+        self._graphed: GraphedLook | None = None
         self.fit_half, self.report_half = halves(len(scenes), plan.split_seed)
-
-    def _setting(self, name: str) -> Any:
-        """Returns how an agent is set; a looker of another kind has no such settings."""
-        return getattr(self.agent.config, name) if isinstance(self.agent, Agent) else None
 
     def run(self, source: str, name: str, settings: dict[str, Any]) -> Evaluation:
         temperature, num_calibrated = self._fit_temperature()
@@ -197,7 +194,7 @@ class _Measurement:
         timing = cost = None
         if distributed.rank() == 0:  # a clock is read where nobody has to wait for another
             timing = self._time_early_exit(fit.threshold, temperature)
-            if self.plan.cost and isinstance(self.agent, Agent):
+            if self.plan.cost and isinstance(self.agent, Looker):
                 cost = measure_cost(self.agent, self.num_glimpses, self.policy)
         steps = range(1, self.num_glimpses + 1)
         evaluation = Evaluation(
@@ -225,31 +222,29 @@ class _Measurement:
             cost=cost,
             settings=json.loads(json.dumps(settings)),
             versions=versions(),
-            handover=self._setting("handover") if self.policy == "learned" else None,
-            mirrored=bool(self._setting("mirrored")),
         )
         return _from_first_process(evaluation)
 
     def _trace(self, batch: SceneBatch, seed: int) -> Trace:
         first = first_locations(self.grid, batch.indices, seed)
         policy = policy_for(self.policy, self.grid, batch.indices, seed)
-        if self.device.type == "cuda" and isinstance(self.agent, Agent):
-            return self._recorded_trace(self.agent, batch, first.to(self.device), policy)
+        if self.device.type == "cuda" and self.plan.fast and isinstance(self.agent, Looker):
+            return self._graphed_trace(self.agent, batch, first.to(self.device), policy)
         generator = torch.Generator().manual_seed(seed)
         return self.agent.look(batch.images, self.num_glimpses, first, policy, generator)
 
-    def _recorded_trace(
-        self, agent: Agent, batch: SceneBatch, first: Tensor, policy: Policy | str | None
+    def _graphed_trace(
+        self, agent: Looker, batch: SceneBatch, first: Tensor, policy: Policy | str | None
     ) -> Trace:
-        """Looks as the other batches did, which on a GPU need be recorded only once."""
+        """Looks by a CUDA graph that is captured once for all batches."""
         if isinstance(policy, SceneOrders):
-            if self._recorded is None:
-                self._recorded = RecordedLook(agent, self.num_glimpses, SceneOrders)
-            return self._recorded(batch.images, first, policy.priorities.to(self.device))
-        if self._recorded is None:
+            if self._graphed is None:
+                self._graphed = GraphedLook(agent, self.num_glimpses, SceneOrders)
+            return self._graphed(batch.images, first, policy.priorities.to(self.device))
+        if self._graphed is None:
             fixed = agent.policy(policy)
-            self._recorded = RecordedLook(agent, self.num_glimpses, lambda: fixed)
-        return self._recorded(batch.images, first)
+            self._graphed = GraphedLook(agent, self.num_glimpses, lambda: fixed)
+        return self._graphed(batch.images, first)
 
     def _fit_temperature(self) -> tuple[float, int]:
         """Fits the temperature on the first half; looks at it once, since one number needs no more."""
@@ -277,7 +272,7 @@ class _Measurement:
         return outcomes, describe_whole_image(gathered, self.grid)
 
     def _time_early_exit(self, threshold: float, temperature: float) -> ExitTiming | None:
-        if self.plan.most_timed == 0 or not isinstance(self.agent, Agent):
+        if self.plan.most_timed == 0 or not isinstance(self.agent, Looker):
             return None
         agent, chosen = self.agent, some_of(self.report_half, self.plan.most_timed)
 
@@ -287,8 +282,7 @@ class _Measurement:
                 policy = policy_for(self.policy, self.grid, batch.indices, 0)
                 yield TimedBatch(batch.images, batch.labels, first, agent.policy(policy))
 
-        with torch.no_grad(), agent.thinking():
-            return time_early_exit(agent, batches(), threshold, self.num_glimpses, temperature)
+        return time_early_exit(agent, batches(), threshold, self.num_glimpses, temperature)
 
 
 def reader_for(
@@ -297,7 +291,7 @@ def reader_for(
     """Returns a reader of scenes as the agent needs them."""
     known = (
         dict(device=agent.device, mean=agent.config.mean, std=agent.config.std)
-        if isinstance(agent, Agent)
+        if isinstance(agent, Looker)
         else {}
     )
     return SceneReader(

@@ -12,9 +12,9 @@ from stam.data.randomness import random_order
 from stam.errors import StamError
 from stam.evaluation.scenes import LooksAtScenes, SceneReader, first_locations, policy_for
 from stam.files import save_content
-from stam.live import location_probabilities
-from stam.model.agent import Agent
-from stam.model.episode import Trace
+from stam.model.agent import Looker
+from stam.model.episode import Step, Trace
+from stam.model.policy import Policy
 from stam.scene.grid import Grid
 from stam.shapes import Float, Int, UInt8
 
@@ -81,11 +81,13 @@ def collect_examples(
     for batch in reader.batches(chosen, "examples"):
         first = first_locations(agent.grid, batch.indices, seed)
         how = policy_for(policy, agent.grid, batch.indices, seed)
-        trace = agent.look(batch.images, num_glimpses, first, how)
-        maps = policy_maps(agent, batch.images, trace) if policy == "learned" else None
+        if isinstance(agent, Looker) and policy.startswith("learned"):
+            trace, maps = look_with_maps(agent, batch.images, num_glimpses, first, agent.policy(how))
+        else:
+            trace = agent.look(batch.images, num_glimpses, first, how)
+            maps = torch.zeros(len(batch.images), num_glimpses, agent.grid.num_locations)
         pixels = batch.pixels.permute(0, 2, 3, 1).cpu().numpy()
         for row, image in enumerate(pixels):
-            shape = (num_glimpses, agent.grid.num_locations)
             examples.append(
                 Example(
                     image=image,
@@ -95,31 +97,28 @@ def collect_examples(
                     locations=trace.locations[row].cpu().numpy(),
                     predictions=trace.predictions[row].cpu().numpy(),
                     confidences=trace.confidences[row].cpu().numpy(),
-                    maps=np.zeros(shape, np.float32) if maps is None else maps[row].cpu().numpy(),
+                    maps=maps[row].cpu().numpy(),
                 )
             )
     return examples
 
 
-@torch.no_grad()
-def policy_maps(
-    agent: LooksAtScenes, images: Float[Tensor, "batch channels height width"], trace: Trace
-) -> Float[Tensor, "batch glimpses locations"] | None:
-    """Returns the policy's probability of each location after each glimpse of a trace; the last is zero.
+def look_with_maps(
+    agent: Looker,
+    images: Float[Tensor, "batch channels height width"],
+    num_glimpses: int,
+    first_location: Int[Tensor, " batch"],
+    policy: Policy,
+) -> tuple[Trace, Float[Tensor, "batch glimpses locations"]]:
+    """Looks, and returns the policy's probability of each location after each glimpse; the last is zero."""
+    maps: list[Tensor] = []
 
-    `None` for an agent that has no actor.
-    """
-    if not isinstance(agent, Agent) or agent.actor is None:
-        return None
-    policy, path, grid = agent.policy("learned"), trace.locations, agent.grid
-    seen = torch.zeros(len(path), grid.num_locations, dtype=torch.bool, device=path.device)
-    memory, maps = None, []
-    for here in path.unbind(dim=1)[:-1]:
-        memory = agent.remember(memory, grid.cut(images, here[:, None])[:, 0], here)
-        seen = seen.scatter(1, here[:, None], True)
-        maps.append(location_probabilities(policy, agent.believe(memory).state, seen))
-    maps.append(torch.zeros(seen.shape, device=path.device))
-    return torch.stack(maps, dim=1)
+    def add_map(step: Step) -> None:
+        likely = policy.probabilities(step.belief.state, step.seen)
+        maps.append(torch.zeros_like(likely) if step.decision is None else likely)
+
+    trace = agent.look(images, num_glimpses, first_location, policy, on_step=add_map)
+    return trace, torch.stack(maps, dim=1)
 
 
 _ARRAYS = ("image", "locations", "predictions", "confidences", "maps")

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from stam.config import require
 from stam.data.checking import check_images
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes, Subset
 from stam.data.sources import open_for_evaluation
-from stam.errors import StamError
+from stam.errors import StamError, require
 from stam.learning.runs import RunFolder, recorded_resize_size
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
@@ -55,10 +54,11 @@ class Opened:
     name: str
     is_borrowed: bool
 
-    def store(self, threshold: float, temperature: float) -> None:
-        """Keeps a fitted threshold and temperature with the weights, for `predict` and live use."""
+    def store(self, threshold: float, temperature: float, policy: str) -> None:
+        """Keeps a fitted threshold and temperature with the weights, and the policy they hold for."""
         self.require_own()
-        save_agent(self.agent.configure(threshold=threshold, temperature=temperature), self.agent_path)
+        fitted = self.agent.configure(threshold=threshold, temperature=temperature, policy=policy)
+        save_agent(fitted, self.agent_path)
 
     def require_own(self) -> None:
         """Raises where the agent is not to be changed."""

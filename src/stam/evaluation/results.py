@@ -15,7 +15,7 @@ from stam.scene.grid import Grid
 from stam.shapes import Float
 
 FORMAT = "stam-evaluation"
-VERSION = "1.1"
+VERSION = "1.2"
 
 Floats = tuple[float, ...]
 
@@ -286,8 +286,6 @@ class Evaluation:
         cost: Multiply-adds and latency, where they were asked for.
         settings: The run's settings (recipe, seed, agent, data, training), as its `run.json` has them.
         versions: Of stam, torch and Python.
-        handover: Glimpses after which the learned policy handed over to an order, if it did.
-        mirrored: Whether the agent also imagined its glimpses in a mirror.
     """
 
     format: str
@@ -309,14 +307,21 @@ class Evaluation:
     cost: Cost | None
     settings: dict[str, Any]
     versions: dict[str, str]
-    handover: int | None = None
-    mirrored: bool = False
 
     @property
     def way_of_looking(self) -> str:
-        """Who picks the locations, and what is made of the glimpses, in words."""
-        after = f", in order after {self.handover}" if self.handover else ""
-        return f"{self.policy} policy{after}{', seen in a mirror too' if self.mirrored else ''}"
+        """Who picks the locations, in words."""
+        base, _, number = self.policy.partition(":")
+        return f"{base} policy" + (f" until {number} glimpses, then centre-out" if number else "")
+
+    @staticmethod
+    def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+        """Brings a result of version 1.1 up to date, whose policy had its `handover` beside it."""
+        values = dict(values)
+        handover, _ = values.pop("handover", None), values.pop("mirrored", False)
+        if handover is not None:
+            values["policy"] = f"{values['policy']}:{handover}"
+        return values
 
     def to_json(self) -> str:
         """Returns the result as JSON."""

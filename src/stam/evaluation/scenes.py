@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from stam.config import IMAGENET_MEAN, IMAGENET_STD
 from stam.data.loader import BatchLoader, EvaluationView
 from stam.data.randomness import random_words
 from stam.data.sampler import evaluation_indices
@@ -21,8 +20,9 @@ from stam.data.scenes import Scenes
 from stam.learning import distributed
 from stam.model.episode import Trace
 from stam.model.policy import Decision, Policy
+from stam.model.randomness import Randomness
 from stam.scene.grid import Grid
-from stam.scene.pixels import normalise
+from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD, normalise
 from stam.shapes import Bool, Float, Int, UInt8
 
 
@@ -62,7 +62,7 @@ class SceneOrders(Policy):
         self,
         state: Float[Tensor, "batch features"],
         seen: Bool[Tensor, "batch locations"],
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         num_seen: int | None = None,
     ) -> Decision:
         """Picks the unseen location of highest priority."""

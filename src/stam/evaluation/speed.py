@@ -13,21 +13,20 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from stam.config import AgentConfig
 from stam.data import open_folder
-from stam.data.augment import AugmentConfig
 from stam.evaluation import actor_multiply_adds, core_multiply_adds
-from stam.evaluation.early_exit import synchronise
-from stam.fast import kernels
-from stam.fast.cuda_graph import RecordedLook
+from stam.evaluation.timing import in_turn, seconds, synchronise
+from stam.fast.cuda_graph import GraphedLook
 from stam.learning.loop import Place, Plan, load_batches
 from stam.learning.optimisation import autocast
 from stam.learning.training import AgentLearner
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
-from stam.model.vit import Stream, VisionTransformer
-from stam.settings import DataConfig, RunConfig, TrainingConfig
+from stam.model.vit import VisionTransformer
+from stam.settings import AugmentConfig, DataConfig, RunConfig, TrainingConfig
 from stam.shapes import Float, Int
 
 
@@ -40,7 +39,7 @@ class TrainingSpeed:
         batch_size: Scenes in a batch.
         num_glimpses: Glimpses in an episode.
         source: Where images come from: `device` or `files`.
-        compiled: Whether kernels were compiled and batches recorded.
+        compiled: Whether kernels were fused and batches replayed as CUDA graphs.
         images_per_second: The median over the timed batches.
         spread: Lowest and highest of them.
         memory_gib: Most memory that training takes while it goes on (GPU).
@@ -65,7 +64,7 @@ def training_speed(
     batch_size: int = 64,
     num_glimpses: int = 21,
     device: str = "auto",
-    compile: bool = True,
+    fast: bool = True,
     num_batches: int = 5,
     from_files: bool = False,
     agent: AgentConfig | None = None,
@@ -78,7 +77,7 @@ def training_speed(
         batch_size: Scenes in a batch.
         num_glimpses: Glimpses in an episode.
         device: Where.
-        compile: Whether to use compiled kernels and recorded batches, on a GPU.
+        fast: Whether to use fused kernels and CUDA graphs, on a GPU.
         num_batches: How many batches to time, after the first two.
         from_files: Whether images are read from files and augmented; otherwise they are on the device.
         agent: The agent to time, instead of the paper's of that size.
@@ -87,16 +86,14 @@ def training_speed(
     config = RunConfig(
         agent=agent or AgentConfig.of_size(size, 1000),
         data=DataConfig("files", check=False, augment=AugmentConfig(num_ops=num_ops)),
-        training=TrainingConfig(
-            num_glimpses=num_glimpses, batch_size=batch_size, device=device, compile=compile
-        ),
+        training=TrainingConfig(num_glimpses=num_glimpses, batch_size=batch_size, device=device, fast=fast),
     )
     held = _memory_held()
     with _folder_of_images(config, from_files) as folder:
         learner = make_learner(config)
         train = batches_from(learner, folder, num_batches + 2)
         start = time.perf_counter()
-        for _ in range(2):  # compiles, then records
+        for _ in range(2):  # compiles, then captures
             next(train)
         synchronise(learner.device)
         first_seconds = time.perf_counter() - start
@@ -122,7 +119,7 @@ def training_speed(
         batch_size,
         num_glimpses,
         "files" if from_files else "device",
-        learner.record,
+        learner.use_cuda_graph,
         median,
         (min(rates), max(rates)),
         memory,
@@ -132,7 +129,7 @@ def training_speed(
 
 
 def _memory_held() -> int:
-    """Returns the bytes of GPU memory that cannot be given back, as recordings made before leave some."""
+    """Returns the bytes of GPU memory that cannot be given back, as CUDA graphs made before leave some."""
     if not torch.cuda.is_initialized():
         return 0
     gc.collect()
@@ -225,7 +222,7 @@ def training_flops(config: AgentConfig, num_glimpses: int, batch_size: int = 1) 
     total = core_multiply_adds(config, config.grid.num_patches)  # the teacher
     for count in range(1, num_glimpses + 1):
         total += 3 * core_multiply_adds(config, patches * count)
-        if count < num_glimpses and config.policy == "learned":
+        if count < num_glimpses and config.has_actor:
             total += core_multiply_adds(config, patches * (count + 1))
             total += 3 * actor_multiply_adds(config, count, batch_size)
     return 2.0 * total
@@ -275,44 +272,29 @@ def look_speed(
     fast = place.type == "cuda"
 
     def plain() -> None:
-        with kernels.switched(False):
-            plain_look(agent, images, num_glimpses, first)
+        plain_look(agent, images, num_glimpses, first)
 
     def plain_half() -> None:
         with autocast(place, "bfloat16"):
             plain()
 
+    looker = agent.prepared()
+    graphed = GraphedLook(looker, num_glimpses, looker.policy) if fast else None
+
     def ours() -> None:
         with autocast(place, "auto"):
-            if recorded is None:
+            if graphed is None:
                 agent.look(images, num_glimpses, first)
             else:
-                recorded(images, first)
+                graphed(images, first)
 
-    runs: dict[str, Callable[[], None]] = {"plain": plain} | ({"plain_half": plain_half} if fast else {})
-    times: dict[str, list[float]] = {name: [] for name in (*runs, "ours")}
-    for run in runs.values():
-        run()  # warm
-    recorded = RecordedLook(agent, num_glimpses, agent.policy) if fast else None
     first_seconds = seconds(ours, place)
-    ours()
-    for _ in range(rounds):
-        for name, run in (*runs.items(), ("ours", ours)):
-            times[name].append(seconds(run, place))
+    runs: dict[str, Callable[[], None]] = {"plain": plain, "ours": ours}
+    times = in_turn(runs | ({"plain_half": plain_half} if fast else {}), place, rounds)
     rates = {name: batch_size / statistics.median(values) for name, values in times.items()}
     return LookSpeed(
         size, batch_size, num_glimpses, rates["ours"], rates["plain"], rates.get("plain_half"), first_seconds
     )
-
-
-def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Times one run, a GPU's work included."""
-    synchronise(device)
-    gc.collect()
-    start = time.perf_counter()
-    run()
-    synchronise(device)
-    return time.perf_counter() - start
 
 
 def plain_encode(
@@ -320,11 +302,11 @@ def plain_encode(
 ) -> Float[Tensor, "batch tokens width"]:
     """Encodes patches as any transformer does: every block computes every token."""
     core = agent.core
-    x = torch.cat((core._readout_tokens(len(patches)), core.embed(patches, positions)), dim=1)
-    stream = Stream(x)
+    readout = core.readout_tokens().expand(len(patches), -1, -1)
+    x = torch.cat((readout, core.embed(patches, positions)), dim=1)
     for block in core.blocks:
-        stream = block(stream)
-    return core.norm(stream.total())
+        x = block(x)
+    return core.norm(x)
 
 
 def plain_look(agent: Agent, images: Tensor, num_glimpses: int, first_location: Tensor) -> Tensor:
@@ -340,8 +322,8 @@ def plain_look(agent: Agent, images: Tensor, num_glimpses: int, first_location: 
             break
         state = features.flatten(1)[:, None].expand(-1, grid.num_locations, -1)
         places = actor.location_embedding.expand(len(images), -1, -1)
-        rows = actor.fc0(torch.cat((state, places), dim=2)).flatten(0, 1)
-        logits = actor.finish(rows).view(len(images), -1).scatter(1, locations, -torch.inf)
+        rows = F.linear(torch.cat((state, places), dim=2), actor.fc0.weight, actor.fc0.bias).flatten(0, 1)
+        logits = actor.after_first_layer(rows).view(len(images), -1).scatter(1, locations, -torch.inf)
         locations = torch.cat((locations, logits.argmax(dim=1, keepdim=True)), dim=1)
     return locations
 
@@ -351,9 +333,9 @@ class Agreement:
     """The mean losses of a few training batches on one path, and how far they are from the reference.
 
     Attributes:
-        path: `eager` (plain operations), `kernels` or `recorded`, and the precision.
+        path: `plain` modules, `fused` kernels, or those in a CUDA `graph`; and the precision.
         losses: Each loss, batch after batch.
-        differences: For each batch the largest distance from the float32 eager path, relative to its losses
+        differences: For each batch the largest distance from the plain float32 path, relative to its losses
             where they are above 1.
     """
 
@@ -367,8 +349,8 @@ def loss_agreement(
 ) -> list[Agreement]:
     """Trains alike on every path that runs on a device and compares the losses."""
     on_gpu = torch.device(device).type == "cuda"
-    paths = [("eager", "float32"), ("eager", "bfloat16")]
-    paths += [("kernels", "bfloat16"), ("recorded", "bfloat16")] if on_gpu else []
+    paths = [("plain", "float32"), ("plain", "bfloat16")]
+    paths += [("fused", "bfloat16"), ("graph", "bfloat16")] if on_gpu else []
     results: list[Agreement] = []
     for path, precision in paths:
         torch.manual_seed(0)
@@ -378,11 +360,11 @@ def loss_agreement(
             base_lr=1e-4,
             device=device,
             precision=precision,
-            compile=path != "eager",
+            fast=path != "plain",
         )
         config = RunConfig(agent=agent, training=training)
         learner = make_learner(config)
-        learner.record = path == "recorded"
+        learner.use_cuda_graph = path == "graph"
         losses: dict[str, list[float]] = {}
         for _ in batches_from(learner, None, num_batches):
             for name, mean in learner.meter.means().items():

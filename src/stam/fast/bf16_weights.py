@@ -1,4 +1,4 @@
-"""Weights rounded to half precision once an update, and the gradients they give back.
+"""Copies of the weights in bfloat16, made once an update, and the gradients they give back.
 
 Autocast rounds every weight where it is used, one small kernel each, and as many again for the gradients: for
 a small model a tenth of a training step. Here all are rounded together. The numbers are the same.
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 
-class RoundedWeights:
+class Bf16Weights:
     """Copies of a model's matrices and biases in half precision, to compute with under autocast."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> None:

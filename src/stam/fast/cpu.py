@@ -1,160 +1,270 @@
-"""Linear layers whose weights are packed once for a CPU, for as long as an agent looks.
+"""Looking on a CPU: a snapshot of an agent with its weights packed once.
 
 For the few rows of a single look, half of a matrix product is the library rearranging the weights before it
 multiplies, every time anew. oneDNN takes them rearranged once. Where it cannot be had (another processor, a
-build of torch without it), nothing changes.
+build of torch without it), the plain product runs.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stam.fast import kernels
-from stam.shapes import Float
+from stam.model.actor_critic import Actor
+from stam.model.agent import Agent, Looker
+from stam.model.core import ReencodingCore
+from stam.model.randomness import Randomness
+from stam.model.vit import Block
+from stam.shapes import Float, Int
 
 _LEAST = 100_000  # weights: for smaller layers calling oneDNN takes longer than it saves
 _ROWS = 64  # oneDNN lays weights out for a number of rows; this one serves 1 to some hundred
 
 
-class Linear(nn.Linear):
-    """A linear layer that computes with packed weights while it holds them.
+def can_prepare(agent: Agent) -> bool:
+    """Tells whether an agent computes in single precision on a CPU, as a snapshot does."""
+    weight = agent.core.pos_embed
+    plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return plain and not torch.is_autocast_enabled("cpu") and not torch.jit.is_tracing()
 
-    Attributes:
-        packed: The weights, packed.
-        packed_with_norm: Instead of them, where a batch norm comes next: weights and a bias that include it.
-    """
 
-    packed: Tensor | None = None
-    packed_with_norm: tuple[Tensor, Tensor] | None = None
-    _norm: tuple[nn.BatchNorm1d, ...] = ()
+def _can_pack() -> bool:
+    names = ("_linear_pointwise", "_reorder_linear_weight")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
-    def comes_before(self, norm: nn.BatchNorm1d) -> None:
-        """Says which norm takes what this layer gives: packed, they are one product."""
-        self._norm = (norm,)  # in a tuple: it is no part of this module
 
-    def norm_to_include(self) -> nn.BatchNorm1d | None:
-        """Returns the norm that packed weights include: one that nobody is training."""
-        return next((norm for norm in self._norm if not norm.training), None)
+class PackedLinear:
+    """A linear layer with packed weights, and what may follow it in the same pass."""
 
-    def forward(self, x: Float[Tensor, "*rows features"]) -> Float[Tensor, "*rows outputs"]:
-        """Returns x W' + b."""
-        packed = self.packed  # read once: another thread may be done with it
-        return super().forward(x) if packed is None else self._multiply(x, packed, "none")
+    def __init__(self, weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"]) -> None:
+        weight = weight.detach()
+        self.num_inputs = weight.shape[1]
+        self.is_packed = weight.numel() >= _LEAST and _can_pack()
+        self.weight = (
+            torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.is_packed else weight.clone()
+        )
+        self.bias = bias.detach().clone()
 
-    def with_gelu(self, x: Float[Tensor, "*rows features"]) -> Float[Tensor, "*rows outputs"]:
-        """Returns GELU(x W' + b); packed, or by a kernel of ours, in one pass."""
-        packed = self.packed
-        if packed is not None:
-            return self._multiply(x, packed, "gelu")
-        if kernels.usable(x) and not torch.is_grad_enabled():
-            from stam.fast.kernels.gelu import linear_gelu
+    def __call__(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+        """Returns W x + b."""
+        return self._multiply(x, "none") if self.is_packed else F.linear(x, self.weight, self.bias)
 
-            return linear_gelu(x, self.weight, self.bias)
-        return F.gelu(super().forward(x))
+    def gelu(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+        """Returns GELU(W x + b)."""
+        return self._multiply(x, "gelu") if self.is_packed else F.gelu(self(x))
+
+    def relu(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+        """Returns ReLU(W x + b)."""
+        return self._multiply(x, "relu") if self.is_packed else F.relu(self(x))
 
     def added_to(
-        self, total: Float[Tensor, "*rows outputs"], x: Float[Tensor, "*rows features"]
+        self, total: Float[Tensor, "*rows outputs"], x: Float[Tensor, "*rows inputs"]
     ) -> Float[Tensor, "*rows outputs"]:
-        """Returns total + x W' + b; packed, in one pass."""
-        packed = self.packed
-        if packed is None:
-            return total + super().forward(x)
-        return torch.ops.mkldnn._linear_pointwise.binary(x, total.contiguous(), packed, self.bias, "add")
+        """Returns total + W x + b."""
+        if not self.is_packed:
+            return total + self(x)
+        add = torch.ops.mkldnn._linear_pointwise.binary
+        return add(x, total.contiguous(), self.weight, self.bias, "add")
 
-    def _multiply(self, x: Tensor, packed: Tensor, then: str) -> Tensor:
-        return _multiply(x, packed, self.bias, then)
-
-
-def multiply_and_rectify(
-    x: Float[Tensor, "*rows features"], packed: tuple[Tensor, Tensor]
-) -> Float[Tensor, "*rows outputs"]:
-    """Returns ReLU(x W' + b), for packed weights and a bias."""
-    return _multiply(x, *packed, "relu")
+    def _multiply(self, x: Tensor, then: str) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, then, [], "none")
 
 
-def _multiply(x: Tensor, packed: Tensor, bias: Tensor, then: str) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, then, [], "none")
+class _Norm:
+    """A layer norm."""
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        self.shape, self.eps = list(norm.normalized_shape), norm.eps
+        self.weight, self.bias = norm.weight.detach().clone(), norm.bias.detach().clone()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
 
 
-def scale_and_shift(norm: nn.BatchNorm1d) -> tuple[Float[Tensor, " features"], Float[Tensor, " features"]]:
+class _PackedBlock:
+    """A transformer block."""
+
+    def __init__(self, block: Block) -> None:
+        self.num_heads = block.attn.num_heads
+        self.norm1, self.norm2 = _Norm(block.norm1), _Norm(block.norm2)
+        self.qkv = PackedLinear(block.attn.qkv.weight, block.attn.qkv.bias)
+        self.proj = PackedLinear(block.attn.proj.weight, block.attn.proj.bias)
+        self.fc1 = PackedLinear(block.mlp.fc1.weight, block.mlp.fc1.bias)
+        self.fc2 = PackedLinear(block.mlp.fc2.weight, block.mlp.fc2.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns the tokens after the block."""
+        return self.finish(x, self.project(x))
+
+    def project(self, x: Tensor) -> Tensor:
+        """Returns queries, keys and values: what each token needs no other for."""
+        return self.qkv(self.norm1(x))
+
+    def finish(self, x: Tensor, projected: Tensor, num_queries: int | None = None) -> Tensor:
+        """Returns the first tokens after the block, all by default, given what `project` made of them all."""
+        query, key, value = self._heads(projected)
+        return self._after_attention(x[:, :num_queries], query[:, :, :num_queries], key, value)
+
+    def _heads(self, projected: Tensor) -> tuple[Tensor, ...]:
+        split = projected.unflatten(2, (-1, self.num_heads, self.proj.num_inputs // self.num_heads))
+        return split.permute(2, 0, 3, 1, 4).unbind()  # each (B, heads, tokens, D / heads)
+
+    def _after_attention(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        x = self.proj.added_to(x, mixed.transpose(1, 2).flatten(2))
+        return self.fc2.added_to(x, self.fc1.gelu(self.norm2(x)))
+
+
+class _PackedLastBlock(_PackedBlock):
+    """The last block, after which only the first tokens are read: only those have queries."""
+
+    def __init__(self, block: Block, num_queries: int) -> None:
+        super().__init__(block)
+        width, weight, bias = block.attn.qkv.in_features, block.attn.qkv.weight, block.attn.qkv.bias
+        self.num_queries = num_queries
+        self.query = PackedLinear(weight[:width], bias[:width])
+        self.qkv = PackedLinear(weight[width:], bias[width:])  # keys and values
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns the first tokens after the block."""
+        normed = self.norm1(x)
+        (query,) = self._heads(self.query(normed[:, : self.num_queries]))
+        key, value = self._heads(self.qkv(normed))
+        return self._after_attention(x[:, : self.num_queries], query, key, value)
+
+
+@dataclass(frozen=True)
+class FirstBlockCache:
+    """Tokens on their way through the first block, up to where they meet: each depends on itself alone.
+
+    Attributes:
+        tokens: What the transformer starts from.
+        projected: Their queries, keys and values in the first block.
+    """
+
+    tokens: Float[Tensor, "batch tokens width"]
+    projected: Float[Tensor, "batch tokens projections"]
+
+    def then(self, more: "FirstBlockCache") -> "FirstBlockCache":
+        """Returns these tokens followed by others."""
+        return FirstBlockCache(
+            torch.cat((self.tokens, more.tokens), dim=1),
+            torch.cat((self.projected, more.projected), dim=1),
+        )
+
+    def select(self, samples: Int[Tensor, " kept"]) -> "FirstBlockCache":
+        """Returns the tokens of some samples."""
+        return FirstBlockCache(self.tokens[samples], self.projected[samples])
+
+    @staticmethod
+    def join(memories: Sequence["FirstBlockCache"]) -> "FirstBlockCache":
+        """Joins memories of equally many tokens into one batch."""
+        return FirstBlockCache(
+            torch.cat([memory.tokens for memory in memories]),
+            torch.cat([memory.projected for memory in memories]),
+        )
+
+
+class PackedCore:
+    """The core with packed weights. What a patch alone decides is computed once, when it comes."""
+
+    def __init__(self, core: ReencodingCore) -> None:
+        embed = core.patch_embed.proj
+        assert embed.bias is not None
+        self.num_readout = core.num_readout
+        self.embed = PackedLinear(embed.weight.flatten(1), embed.bias)
+        self.position_embedding = core.pos_embed[0, core.num_readout :].detach().clone()
+        first, *middle = (cast(Block, block) for block in core.blocks)
+        self.first, self.rest = _PackedBlock(first), [_PackedBlock(block) for block in middle[:-1]]
+        self.rest += [_PackedLastBlock(block, core.num_readout) for block in middle[-1:]]
+        self.norm = _Norm(core.norm)
+        self.heads = tuple(PackedLinear(head.weight, head.bias) for head in (core.head, core.head_dist))
+        self.readout = self._start(core.readout_tokens().detach().clone())
+
+    def _start(self, tokens: Float[Tensor, "batch tokens width"]) -> FirstBlockCache:
+        return FirstBlockCache(tokens, self.first.project(tokens))
+
+    def remember(
+        self,
+        memory: FirstBlockCache | None,
+        patches: Float[Tensor, "batch patches pixels"],
+        positions: Int[Tensor, "batch patches"],
+    ) -> FirstBlockCache:
+        """Takes the patches of one more glimpse as far as they go alone."""
+        tokens = self.embed(patches) + F.embedding(positions, self.position_embedding)
+        new = self._start(tokens)
+        if memory is not None:
+            return memory.then(new)
+        readout = self.readout.tokens, self.readout.projected
+        return FirstBlockCache(*(part.expand(len(patches), -1, -1) for part in readout)).then(new)
+
+    def read(
+        self, memory: FirstBlockCache, drop_masks: Tensor | None = None
+    ) -> Float[Tensor, "batch 2 width"]:
+        """Encodes all patches together, from where each got alone."""
+        x = self.first.finish(memory.tokens, memory.projected, None if self.rest else self.num_readout)
+        for block in self.rest:
+            x = block(x)
+        return self.norm(x)
+
+    def classify(self, features: Float[Tensor, "batch 2 width"]) -> tuple[Tensor, ...]:
+        """Returns the logits of the two classifiers."""
+        return tuple(head(features[:, index]) for index, head in enumerate(self.heads))
+
+    def sample_drop_path(self, batch_size: int, generator: Randomness = None) -> None:
+        """Nothing is dropped: nothing is trained."""
+        return
+
+
+class PackedActor:
+    """The actor in evaluation mode, its batch norms a part of its packed weights."""
+
+    def __init__(self, actor: Actor) -> None:
+        scale, shift = _scale_and_shift(actor.bn0)
+        of_state, of_location = actor.fc0.weight.detach().split(
+            (actor.fc0.in_features - actor.location_embedding.shape[1], actor.location_embedding.shape[1]), 1
+        )
+        self.of_state = PackedLinear(of_state * scale[:, None], actor.fc0.bias * scale + shift)
+        self.of_location = F.linear(actor.location_embedding.detach(), of_location) * scale  # (L, hidden)
+        self.fc1, self.fc2 = _with_norm(actor.fc1, actor.bn1), _with_norm(actor.fc2, actor.bn2)
+        self.fc_final = PackedLinear(actor.fc_final.weight, actor.fc_final.bias)
+
+    def __call__(
+        self, state: Float[Tensor, "batch features"], candidates: Int[Tensor, "batch candidates"]
+    ) -> Float[Tensor, "batch candidates"]:
+        """Returns a logit for each candidate."""
+        rows = self.of_state(state)[:, None] + F.embedding(candidates, self.of_location)
+        rows = self.fc2.relu(self.fc1.relu(rows.relu_().flatten(0, 1)))
+        return self.fc_final(rows).view(candidates.shape)
+
+
+def _scale_and_shift(norm: nn.BatchNorm1d) -> tuple[Float[Tensor, " features"], Float[Tensor, " features"]]:
     """Returns what a batch norm that is not trained does: it multiplies by the first and adds the second."""
     assert norm.running_mean is not None and norm.running_var is not None
-    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
-    return scale, norm.bias - norm.running_mean * scale
+    scale = norm.weight.detach() * (norm.running_var + norm.eps).rsqrt()
+    return scale, norm.bias.detach() - norm.running_mean * scale
 
 
-class PackedWeights:
-    """Keeps the packed weights of a module's linear layers, and packs again those that have changed."""
-
-    def __init__(self, module: nn.Module, least: int = _LEAST) -> None:
-        """Takes a module, and the least number of weights for which a layer is packed."""
-        layers = [layer for layer in module.modules() if isinstance(layer, Linear)]
-        self._layers = [layer for layer in layers if layer.weight.numel() >= least]
-        self._kept: dict[int, tuple[tuple[int, ...], Any]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy packs for itself: packed weights cannot be copied."""
-        return {"_layers": self._layers, "_kept": {}}
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Within it, the layers compute with packed weights, where that is possible and worth it."""
-        if not self._can_pack():
-            yield
-            return
-        for index, layer in enumerate(self._layers):
-            norm = layer.norm_to_include()
-            if norm is None:
-                layer.packed = self._keep(index, (layer.weight,), partial(_pack, layer.weight))
-            else:
-                layer.packed_with_norm = self._packed_with_norm(index, layer, norm)
-        try:
-            yield
-        finally:
-            for layer in self._layers:
-                layer.packed = layer.packed_with_norm = None
-
-    def forget(self) -> None:
-        """Packs all anew when next in use.
-
-        What changes weights may leave no trace by which to notice it: a fused optimiser on a CPU does not.
-        """
-        self._kept = {}
-
-    def _can_pack(self) -> bool:
-        if not self._layers or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-            return False
-        weight = self._layers[0].weight
-        plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and not weight.is_inference()
-        tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        return plain and not tracing and torch.backends.mkldnn.is_available() and _has_operations()
-
-    def _packed_with_norm(self, index: int, layer: Linear, norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
-        def pack() -> tuple[Tensor, Tensor]:
-            scale, shift = scale_and_shift(norm)
-            return _pack(layer.weight * scale[:, None]), layer.bias * scale + shift
-
-        used = (*layer.parameters(), *norm.parameters(), *norm.buffers())
-        return self._keep(index, used, pack)
-
-    def _keep(self, index: int, used: tuple[Tensor, ...], pack: Callable[[], Any]) -> Any:
-        """Returns what was packed of a layer, anew where one of the tensors it was made of has changed."""
-        state = tuple(number for tensor in used for number in (tensor.data_ptr(), tensor._version))
-        kept = self._kept.get(index)
-        if kept is None or kept[0] != state:
-            kept = state, pack()
-            self._kept[index] = kept
-        return kept[1]
+def _with_norm(layer: nn.Linear, norm: nn.BatchNorm1d) -> PackedLinear:
+    """Returns a linear layer that includes the batch norm after it."""
+    scale, shift = _scale_and_shift(norm)
+    return PackedLinear(layer.weight.detach() * scale[:, None], layer.bias.detach() * scale + shift)
 
 
-def _pack(weight: Tensor) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
+class PackedLooker(Looker):
+    """A snapshot of an agent, ready to look on a CPU. It never changes, and shares nothing with the agent."""
 
+    def __init__(self, agent: Agent) -> None:
+        self.config = agent.config
+        with torch.no_grad():
+            self.core = PackedCore(agent.core)
+            self.actor = None if agent.actor is None else PackedActor(agent.actor)
+        self.critic = None
+        self.positions = agent.positions.clone()
 
-def _has_operations() -> bool:
-    return all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
+    def __deepcopy__(self, memo: dict[int, object]) -> "PackedLooker":
+        """What never changes need not be copied."""
+        return self

@@ -1,7 +1,7 @@
-"""Recorded batches: how a GPU is kept busy, with the same code that runs everywhere.
+"""CUDA graphs: how a GPU is kept busy, with the same code that runs everywhere.
 
-Recording takes what a batch launches, all T updates of it, once into a CUDA graph, and replays that for every
-later batch: thousands of launches become one, and the host is free to prepare the next batch meanwhile.
+All that a batch launches, its T updates included, is captured once and replayed for every later batch:
+thousands of launches become one, and the host is free to prepare the next batch meanwhile.
 """
 
 import gc
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from stam.model.agent import Agent
+from stam.model.agent import Looker
 from stam.model.episode import Trace
 from stam.model.policy import Policy
 
 
-class RecordedFunction:
+class GraphedFunction:
     """A function of tensors, replayed as a CUDA graph; it returns tensors or nothing, and may change state.
 
-    The first call runs as written, so that everything lazy has happened; the second is recorded. Inputs of
+    The first call runs as written, so that everything lazy has happened; the second is captured. Inputs of
     another shape than the first run as written. What the function reads beside its inputs must keep its
     place in memory, and be changed in place.
     """
@@ -36,7 +36,7 @@ class RecordedFunction:
         """Takes a function and says how to treat it.
 
         Args:
-            function: What to record.
+            function: What to capture.
             generator: The one source of randomness it draws from.
             announced: Whether to say why the first call takes long: it compiles kernels.
         """
@@ -55,14 +55,14 @@ class RecordedFunction:
         for kept, given in zip(self._inputs, inputs, strict=True):
             kept.copy_(given)
         if self._graph is None:
-            self._graph = self._record()
+            self._graph = self._capture()
         self._graph.replay()
         return None if self._outputs is None else tuple(output.clone() for output in self._outputs)
 
     def _run_as_written(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         began = time.monotonic()
         if self._announced:
-            tqdm.write("compiling kernels for the GPU, once (--no-compile starts at once)", stderr)
+            tqdm.write("compiling kernels for the GPU, once (--no-fast starts at once)", stderr)
         self._inputs = tuple(given.clone() for given in inputs)
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -73,7 +73,7 @@ class RecordedFunction:
             tqdm.write(f"compiled; the first batch took {time.monotonic() - began:.0f} s", stderr)
         return result
 
-    def _record(self) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> torch.cuda.CUDAGraph:
         assert self._inputs is not None
         graph = torch.cuda.CUDAGraph()
         if self._generator is not None:
@@ -82,7 +82,7 @@ class RecordedFunction:
         _release_workspaces()
         # threads that pin memory for the next batch may go on
         with _no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            # Every glimpse needs larger blocks than the one before, and a recording cannot give memory back:
+            # Every glimpse needs larger blocks than the one before, and a capture cannot give memory back:
             # cut from one large block, they are merged again.
             whole = torch.empty(self._most_bytes, dtype=torch.uint8, device=self._inputs[0].device)
             del whole
@@ -96,8 +96,8 @@ class RecordedFunction:
 def _release_workspaces() -> None:
     """Lets cuBLAS forget where it keeps what it works with.
 
-    Made while recording, that lies in the recording's own memory, and all of it would be held after the
-    recording is gone.
+    Made while capturing, that lies in the graph's own memory, and all of it would be held after the graph is
+    gone.
     """
     release = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if release is not None:
@@ -106,7 +106,7 @@ def _release_workspaces() -> None:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Within it nothing is freed by chance: an older recording that goes would spoil the one being made."""
+    """Within it nothing is freed by chance: an older graph that goes would spoil the one being captured."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -117,14 +117,14 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class RecordedLook:
-    """`Agent.look` with one kind of policy, for many batches of one size on a GPU."""
+class GraphedLook:
+    """`Looker.look` with one kind of policy, for many batches of one size on a GPU."""
 
-    def __init__(self, agent: Agent, num_glimpses: int, policy: Callable[..., Policy]) -> None:
+    def __init__(self, agent: Looker, num_glimpses: int, policy: Callable[..., Policy]) -> None:
         """Prepares to look.
 
         Args:
-            agent: In evaluation mode.
+            agent: Who looks, in evaluation mode.
             num_glimpses: Glimpses to sense in each scene.
             policy: Makes the policy from the tensors that a call gives beside images and first locations;
                 it must not draw at random.
@@ -133,12 +133,12 @@ class RecordedLook:
         def look(images: Tensor, first_location: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
             dtype = torch.get_autocast_dtype(images.device.type)
             enabled = torch.is_autocast_enabled(images.device.type)
-            # rounded weights that are kept belong to whoever looked first, not to the recording
+            # rounded weights that are kept belong to whoever looked first, not to the graph
             with torch.autocast(images.device.type, dtype, enabled, cache_enabled=False):
                 trace = agent.look_from(images, num_glimpses, first_location, policy(*more))
             return trace.locations, trace.class_logits, trace.distill_logits, trace.probabilities
 
-        self._look = RecordedFunction(look)
+        self._look = GraphedFunction(look)
 
     @torch.no_grad()
     def __call__(self, images: Tensor, first_location: Tensor, *more: Tensor) -> Trace:

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from stam.config import require, require_choice
 from stam.data import Scenes, open_scenes, prepare_for_evaluation
-from stam.errors import require_package
+from stam.errors import require, require_choice, require_package
 from stam.scene.grid import Grid, Location, Size
 from stam.shapes import UInt8
 

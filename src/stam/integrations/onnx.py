@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from stam.errors import StamError, require_package
 from stam.files import save_content
-from stam.live import location_probabilities
-from stam.model.agent import Agent, Memory
+from stam.model.agent import Agent
 from stam.shapes import Float, Int
 
 METADATA_KEY = "stam"
@@ -44,10 +43,11 @@ class StepGraph(nn.Module):
     ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch locations"]]:
         """Returns the probabilities of the classes and of the next location."""
         agent = self.agent
-        belief = agent.believe(Memory(locations, agent.grid.patches(glimpses)))
+        positions = agent.positions[locations].flatten(1)
+        belief = agent.believe(agent.core.remember(None, agent.grid.patches(glimpses), positions))
         unseen = torch.ones(locations.shape[0], agent.grid.num_locations, device=locations.device)
         seen = unseen.scatter(1, locations, 0.0) == 0
-        policy = location_probabilities(agent.policy(), belief.state, seen)
+        policy = agent.policy().probabilities(belief.state, seen)
         return belief.probabilities(agent.config.temperature), policy
 
 

@@ -1,18 +1,19 @@
-"""The little that many processes need: who am I, what is mine, and the mean of a tensor over all of them.
+"""Training with several processes: who am I, what is mine, and means over all of them.
 
-Processes share batches, and draw the same random numbers, each using those of its own rows: what is computed
-does not depend on how many there are. Without them nothing here does anything.
+Processes share batches, and draw the same random numbers, each using those of its own samples: what is
+learned does not depend on how many there are. Without them nothing here does anything.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-_is_alone = False
+from stam.model.actor_critic import RowNorm
+from stam.model.randomness import RandomSource
+from stam.shapes import Float
 
 
 def is_distributed() -> bool:
@@ -50,28 +51,54 @@ def any_process(*flags: bool) -> tuple[bool, ...]:
     return tuple((together > 0).tolist())
 
 
-@contextmanager
-def alone() -> Iterator[None]:
-    """Within it this process draws random numbers for itself, for work that the others have no part in."""
-    global _is_alone
-    before, _is_alone = _is_alone, True
-    try:
-        yield
-    finally:
-        _is_alone = before
+class SharedRandomSource(RandomSource):
+    """Draws numbers for the samples of all processes and returns those of this one."""
+
+    def uniform(self, shape: tuple[int, ...], device: torch.device, batch_dim: int = 0) -> Tensor:
+        """Returns numbers in [0, 1); `batch_dim` says which dimension counts the samples."""
+        count = shape[batch_dim]
+        of_all = (*shape[:batch_dim], count * world_size(), *shape[batch_dim + 1 :])
+        return super().uniform(of_all, device).narrow(batch_dim, rank() * count, count)
+
+    def integers(self, high: int, batch_size: int, device: torch.device) -> Tensor:
+        """Returns a number from 0 to high - 1 for each sample."""
+        return (
+            super()
+            .integers(high, batch_size * world_size(), device)
+            .narrow(0, rank() * batch_size, batch_size)
+        )
 
 
-def draw_rows(draw: Callable[[int], Tensor], count: int, dim: int = 0) -> Tensor:
-    """Draws random numbers for the rows of all processes and returns those of this one.
+def random_source(generator: torch.Generator) -> RandomSource:
+    """Returns random numbers for the samples of this process."""
+    return SharedRandomSource(generator) if is_distributed() else RandomSource(generator)
 
-    Args:
-        draw: Given a number of rows, returns as many.
-        count: Rows of this process, and of every other.
-        dim: Which dimension rows are.
-    """
-    if _is_alone:
-        return draw(count)
-    return draw(count * world_size()).narrow(dim, rank() * count, count)
+
+class SharedRowNorm(RowNorm):
+    """Batch normalisation over the rows of all processes."""
+
+    def forward(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "rows features"]:
+        """Normalises over the rows, in training those of all processes."""
+        if not self.training:
+            return super().forward(rows)
+        count, single = rows.shape[0] * world_size(), rows.float()
+        centred = single - global_row_sum(single) / count
+        variance = global_row_sum(centred.square()) / count
+        assert self.momentum is not None and self.running_mean is not None and self.running_var is not None
+        with torch.no_grad():
+            mean = (single - centred)[0]
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * count / max(count - 1, 1), self.momentum)
+            self.get_buffer("num_batches_tracked").add_(1)
+        normalised = centred * (variance + self.eps).rsqrt()
+        return torch.addcmul(self.bias, normalised, self.weight).to(rows.dtype)
+
+
+def share_batch_norms(model: nn.Module) -> None:
+    """Makes the batch norms of a model normalise over all processes; parameters and their names stay."""
+    for part in model.modules():
+        if type(part) is RowNorm:
+            part.__class__ = SharedRowNorm
 
 
 def global_mean(*values: Tensor) -> tuple[Tensor, ...]:

@@ -19,7 +19,7 @@ from stam.data.augment import Augment
 from stam.data.mixing import erase, mix, smooth_targets
 from stam.data.randomness import random_key
 from stam.errors import ConfigError, require_package
-from stam.fast import kernels
+from stam.fast.cuda import encode
 from stam.learning import distributed
 from stam.learning.loop import (
     Learner,
@@ -163,7 +163,8 @@ class TeacherLearner(Learner):
         """Takes one optimiser step."""
         config = self.config
         seed = (config.seed, place.epoch, place.batch)
-        images = self.augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed)
+        share = distributed.rank(), distributed.world_size()
+        images = self.augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed, share)
         labels = raw.labels.to(self.device, non_blocking=True)
         host = host_random("mixing", *seed)
         generator = torch.Generator(self.device).manual_seed(random_key("batch", *seed) >> 1)
@@ -172,7 +173,7 @@ class TeacherLearner(Learner):
         images = erase(images, config.erasing, host, generator)
         self.rates["model"].fill_(config.learning_rate(place.epoch))
         self.model.train()
-        with autocast(self.device, config.precision), kernels.switched(config.compile):
+        with autocast(self.device, config.precision):
             logits = self._logits(images, generator)
             loss = torch.stack([F.cross_entropy(part.float(), targets) for part in logits]).mean()
         self.optimiser.zero_grad(set_to_none=True)
@@ -183,8 +184,10 @@ class TeacherLearner(Learner):
 
     def _logits(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         if isinstance(self.model, VisionTransformer):
-            masks = self.model.sample_drop_path(len(images), generator)
-            return self.model.classify_images(images, masks)
+            masks = self.model.sample_drop_path(len(images), distributed.random_source(generator))
+            if not self.config.fast:
+                return self.model.classify_images(images, masks)
+            return self.model.classify(encode(self.model, *self.model.all_patches(images), masks))
         return (self.model(images),)
 
     def end_epoch(self, epoch: int) -> dict[str, Any]:

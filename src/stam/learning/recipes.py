@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any
 
 from stam.config import CORE_SIZES, AgentConfig
-from stam.data.augment import AugmentConfig
 from stam.errors import ConfigError, did_you_mean
-from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
+from stam.settings import AugmentConfig, DataConfig, RunConfig, TeacherConfig, TrainingConfig
 
 Recipe = Callable[[], RunConfig]
 
@@ -95,9 +94,9 @@ def own_images(size: str) -> RunConfig:
             base_lr=4e-5,
             actor_lr=4e-4,
             tau_epochs=60,
-            extra_looks=3,
-            mild_share=0.25,
-            averaged_batches=60,
+            short_episodes=3,
+            large_crop_fraction=0.25,
+            ema_batches=60,
             validate_every=5,
         ),
         teacher_training=_short_teacher(batch_size=128, base_lr=2e-4, warmup_epochs=1),
@@ -119,10 +118,10 @@ def _in_minutes(**settings: Any) -> TrainingConfig:
         epoch_share=1.0,
         batch_size=600,
         actor_lr=4e-4,
-        extra_looks=3,
+        short_episodes=3,
         feature_weight=2.0,
-        mild_share=0.25,
-        averaged_batches=150,
+        large_crop_fraction=0.25,
+        ema_batches=150,
         **settings,
     )
 

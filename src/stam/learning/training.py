@@ -5,25 +5,24 @@ updated after each.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from stam.data import RawBatch, Scenes
-from stam.data.augment import Augment, mild
-from stam.data.mixing import mix_each, smooth_targets
+from stam.data.augment import Augment
 from stam.data.randomness import random_key
-from stam.fast import kernels
-from stam.fast.bf16_weights import RoundedWeights
-from stam.fast.cuda_graph import Pipeline, RecordedFunction
+from stam.fast import cuda
+from stam.fast.bf16_weights import Bf16Weights
+from stam.fast.cuda_graph import GraphedFunction, Pipeline
 from stam.learning import distributed
-from stam.learning.averaging import average_of
-from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, host_random, restore, run_loop
-from stam.learning.objective import StepLosses, ValueNormaliser, training_episode
+from stam.learning.averaging import moving_average
+from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, restore, run_loop
+from stam.learning.objective import Losses, Objective, ValueNormaliser
 from stam.learning.optimisation import (
     autocast,
     choose_device,
@@ -34,9 +33,10 @@ from stam.learning.optimisation import (
 )
 from stam.learning.runs import RunFolder
 from stam.learning.validation import budgets, validate
-from stam.model.agent import Agent
-from stam.model.policy import Policy, RandomPolicy, SampledPolicy, random_locations
-from stam.model.teacher import Teacher, require_features
+from stam.model.agent import Agent, PlainLooker
+from stam.model.episode import rollout, sense_images
+from stam.model.policy import Policy, SampledPolicy, random_locations
+from stam.model.teacher import Target, Teacher, require_features
 from stam.settings import RunConfig, TrainingConfig
 from stam.weights import save_agent
 
@@ -81,9 +81,7 @@ def train(
         f"{distributed.launcher()} train --resume --out {run.path}",
         loggers,
     )
-    if learner.averaged is not None:
-        learner.averaged.settle()
-    return learner.agent.eval()
+    return learner.agent_to_use.eval()
 
 
 def plan(num_scenes: int, training: TrainingConfig) -> Plan:
@@ -96,158 +94,137 @@ class AgentLearner(Learner):
     """An agent being trained, with its critic, value statistics and optimiser.
 
     What a batch reads beside its images changes in place (rates, tau, statistics), so that a GPU can replay
-    a recorded batch; see `recording`.
+    it as a CUDA graph.
     """
 
     def __init__(self, config: RunConfig, agent: Agent, teacher: Teacher, val_scenes: Scenes) -> None:
-        self.config, self.training, self.val_scenes = config, config.training, val_scenes
-        self.device = choose_device(config.training.device)
+        training = config.training
+        self.config, self.training, self.val_scenes = config, training, val_scenes
+        self.device = choose_device(training.device)
         self.agent, self.teacher = agent.to(self.device).train(), teacher.to(self.device)
+        require_features(teacher, agent.config.width, training.feature_weight)
         parts = {"core": agent.core.named_parameters()}
         if agent.actor is not None:
-            parts |= {
-                "actor": agent.actor.named_parameters(),
-                "critic": agent.add_critic().named_parameters(),
-            }
-        self.averaged = average_of(agent, self.training.averaged_batches, self.training.start_share)
-        self.rounded = RoundedWeights(agent) if is_half(self.device, self.training.precision) else None
+            parts["actor"] = agent.actor.named_parameters()
+            parts["critic"] = agent.add_critic().named_parameters()
         self.rates = {part: torch.zeros((), device=self.device) for part in parts}
-        self.optimiser = make_optimiser(parts, self.training.weight_decay, self.rates)
-        training = self.training
-        self.objective = training.objective(agent.config.handover)
-        self.values = ValueNormaliser(self.objective.num_chosen, discount=training.discount).to(self.device)
-        require_features(teacher, agent.config.width, training.feature_weight)
-        self.augment, self.augment_mildly = (
-            Augment(augment, agent.grid.image_size, agent.config.mean, agent.config.std)
-            for augment in (config.data.augment, mild(config.data.augment))
+        self.optimiser = make_optimiser(parts, training.weight_decay, self.rates)
+        self.averaged = moving_average(agent, training.ema_batches) if training.ema_batches > 1 else None
+        self.objective = Objective(training.num_glimpses, training.consistency, training.feature_weight)
+        self.values = ValueNormaliser(training.num_glimpses).to(self.device)
+        self.augment, self.augment_large = (
+            Augment(settings, agent.grid.image_size, agent.config.mean, agent.config.std)
+            for settings in (config.data.augment, config.data.augment.with_large_crops())
         )
         self.generator = torch.Generator(self.device)
+        self.random = distributed.random_source(self.generator)
+        if distributed.is_distributed():
+            distributed.share_batch_norms(agent)
         self.tau = torch.ones((), device=self.device)
         self.meter = Meter()
+        self._accelerate()
+
+    def _accelerate(self) -> None:
+        """Chooses who computes: fused kernels and CUDA graphs on a GPU, the plain modules elsewhere."""
+        fast = self.training.fast and self.device.type == "cuda"
+        self.looker = cuda.fuse(self.agent) if fast else PlainLooker(self.agent)
+        self.explain = cuda.fuse_teacher(self.teacher).explain if fast else self.teacher.explain
+        self.bf16_weights = Bf16Weights(self.agent) if is_half(self.device, self.training.precision) else None
         self.pipeline = Pipeline(self.device)
-        alone = not distributed.is_distributed()  # exchanges between processes are not recorded
-        self.record = self.training.compile and self.device.type == "cuda" and alone
-        self._recorded: RecordedFunction | None = None  # it holds for one kind of policy
-        self._recorded_policy: type[Policy] | None = None
+        # exchanges between processes are not captured
+        self.use_cuda_graph = fast and not distributed.is_distributed()
+        self._graphed: GraphedFunction | None = None
 
     def train_batch(self, place: Place, raw: RawBatch) -> None:
         """Takes one optimiser step after each glimpse of a batch."""
         seed = (self.training.seed, place.epoch, place.batch)
+        share = distributed.rank(), distributed.world_size()
         with self.pipeline.preparing():
-            augment = self.augment_mildly if self.training.is_mild(place.epoch) else self.augment
-            images = augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed)
+            augment = self.augment_large if self.training.has_large_crops(place.epoch) else self.augment
+            images = augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed, share)
             labels = raw.labels.to(self.device, non_blocking=True)
-            images, labels = self._mixed(images, labels, seed)
         with self.pipeline.using(images, labels):
             self.learn_from(images, labels, place)
 
-    def _mixed(self, images: Tensor, labels: Tensor, seed: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Mixes images in pairs, if that is asked for; labels become distributions then."""
-        mixup, cutmix = self.training.mixup, self.training.cutmix
-        if mixup == 0 and cutmix == 0:
-            return images, labels
-        random = host_random("mixing", *seed)
-        targets = smooth_targets(labels, self.agent.config.num_classes, smoothing=0.0)
-        return mix_each(images, targets, mixup, cutmix, random)
-
     def learn_from(self, images: Tensor, labels: Tensor, place: Place) -> None:
-        """Learns from a batch of augmented images, with their classes or how likely each class is."""
-        if is_half(self.device, self.training.precision):
+        """Learns from a batch of augmented images."""
+        if self.bf16_weights is not None:
             images = images.bfloat16()  # all readers round them: once is enough, and takes half the memory
         self.tau.fill_(self.training.tau(place.epoch))
         for part, rate in self.learning_rates(place.epoch).items():
             self.rates[part].fill_(rate)
         self.generator.manual_seed(random_key("batch", self.training.seed, place.epoch, place.batch) >> 1)
-        first = random_locations(self.agent.grid, len(images), self.device, self.generator)
-        policy = self.policy(place.epoch)
-        if self.record:
-            self._replay(policy, images, labels, first)
+        first = random_locations(self.agent.grid, len(images), self.device, self.random)
+        learn = partial(self.learn, self.policy())
+        if self.use_cuda_graph:
+            self._graphed = self._graphed or GraphedFunction(learn, self.generator, announced=True)
+            self._graphed(images, labels, first)
         else:
-            self.learn(policy, images, labels, first)
+            learn(images, labels, first)
         if self.averaged is not None:
-            self.averaged.update()
-
-    def _replay(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
-        if self._recorded is None or type(policy) is not self._recorded_policy:
-            self._recorded_policy = type(policy)
-            learn = partial(self.learn, policy)
-            self._recorded = RecordedFunction(learn, self.generator, announced=True)
-        self._recorded(images, labels, first_location)
+            self.averaged.update_parameters(self.agent)
 
     def learn(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
         """Shows a batch to the teacher, then glimpse by glimpse to the agent, and updates it after each."""
-        with kernels.switched(self.training.compile):
-            self._learn(policy, images, labels, first_location)
-
-    def _learn(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
-        with self._autocast():
-            target = self._target(images)
         training = self.training
-        few = min(training.extra_glimpses, training.num_glimpses)
-        for _ in range(training.extra_looks):
-            other = random_locations(self.agent.grid, len(images), self.device, self.generator)
-            for _ in self._updates(policy, images, labels, target, other, few):
-                pass
-        updates = self._updates(policy, images, labels, target, first_location, training.num_glimpses)
-        parts = [{name: part.detach() for name, part in step.parts.items()} for step in updates]
+        with autocast(self.device, training.precision):
+            target = self.explain(images)
+        few = min(training.short_episode_glimpses, training.num_glimpses)
+        for _ in range(training.short_episodes):
+            other = random_locations(self.agent.grid, len(images), self.device, self.random)
+            self.run_episode(policy, images, labels, target, other, few)
+        losses = self.run_episode(policy, images, labels, target, first_location, training.num_glimpses)
+        parts = [{name: part.detach() for name, part in step.parts.items()} for step in losses]
         self.meter.add(*parts)  # all at once: every addition is a launch
 
-    def _updates(
+    def run_episode(
         self,
         policy: Policy,
         images: Tensor,
         labels: Tensor,
-        target: tuple[Tensor, Tensor | None],
+        target: Target,
         first_location: Tensor,
         num_glimpses: int,
-    ) -> Iterator[StepLosses]:
-        """Updates the agent after each glimpse of an episode, which may be broken off before its end."""
-        log_q, features = target
-        episode = training_episode(
-            self.agent,
-            self.objective,
-            self.values,
-            images,
-            labels,
-            log_q,
-            first_location,
-            policy,
-            self.generator,
-            features,
-        )
+    ) -> list[Losses]:
+        """Updates the agent after each of the first glimpses of an episode."""
+        sense = sense_images(images, self.agent.grid)
+        length = self.training.num_glimpses  # a short episode breaks off: returns count to the whole end
+        episode = rollout(self.looker, sense, length, first_location, policy, self.random)
+        taken = []
         for _ in range(num_glimpses):
-            with self._autocast(), self._rounded():  # anew for each update
+            with self._half_precision():
                 step = next(episode)
-            self.optimiser.zero_grad(set_to_none=True)
-            step.total.backward()
-            if self.rounded is not None:
-                self.rounded.hand_over_gradients()
-            distributed.average(gradients(self.optimiser))
-            self.optimiser.step()
-            yield step
+                losses = self.objective.losses(self.looker, step, labels, target, self.values)
+            self._update(losses.total)
+            taken.append(losses)
+        return taken
 
-    def _target(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns log q, and the teacher's features if they are to be followed too."""
-        if self.training.feature_weight > 0:
-            return self.teacher.explain(images)
-        return self.teacher(images), None
+    def _update(self, loss: Tensor) -> None:
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.bf16_weights is not None:
+            self.bf16_weights.hand_over_gradients()
+        distributed.average(gradients(self.optimiser))
+        self.optimiser.step()
 
-    def _autocast(self) -> torch.autocast:
-        return autocast(self.device, self.training.precision)
+    @contextmanager
+    def _half_precision(self) -> Iterator[None]:
+        """Within it, modules compute in half precision, if that is asked for, with the latest weights.
 
-    def _rounded(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.rounded is None else self.rounded.in_use()
+        It is entered anew for each update: autocast keeps the weights it has rounded until it is left.
+        """
+        with autocast(self.device, self.training.precision):
+            if self.bf16_weights is None:
+                yield
+            else:
+                with self.bf16_weights.in_use():
+                    yield
 
-    def _averaged(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.averaged is None else self.averaged.in_use()
-
-    def policy(self, epoch: int) -> Policy:
-        """Returns who picks the locations in an epoch: nobody knows yet during a warm-up."""
-        if epoch < self.training.warmup_epochs:
-            return RandomPolicy()
-        if self.agent.actor is None:
-            return self.agent.policy()
-        return SampledPolicy(self.agent.actor, self.tau, self.agent.config.handover)
+    def policy(self) -> Policy:
+        """Returns who picks the locations."""
+        if self.looker.actor is None:
+            return self.looker.policy()
+        return SampledPolicy(self.looker.actor, self.tau)
 
     def learning_rates(self, epoch: int) -> dict[str, float]:
         """Returns the learning rate of each part in an epoch."""
@@ -255,6 +232,11 @@ class AgentLearner(Learner):
         actor_lr = training.base_lr if training.actor_lr is None else training.actor_lr
         bases = {"core": training.base_lr, "actor": actor_lr, "critic": training.critic_lr}
         return {part: training.learning_rate(bases[part], epoch) for part in self.rates}
+
+    @property
+    def agent_to_use(self) -> Agent:
+        """The agent that is validated and saved: with averaged weights, if they are."""
+        return self.agent if self.averaged is None else cast(Agent, self.averaged.module)
 
     def end_epoch(self, epoch: int) -> dict[str, Any]:
         """Returns the epoch's mean losses, and accuracies when a validation is due."""
@@ -264,8 +246,7 @@ class AgentLearner(Learner):
         means = self.meter.means()
         metrics |= {name if name == "reward" else f"loss/{name}": mean for name, mean in means.items()}
         if self.validates_after(epoch, training.validate_every, training.epochs):
-            with self._averaged():
-                accuracy = validate(self.agent, self.config, self.val_scenes)
+            accuracy = validate(self.agent_to_use, self.config, self.val_scenes)
             metrics |= {f"val/accuracy@{n}": accuracy[n - 1] for n in budgets(training.num_glimpses)}
             metrics["val/score"] = sum(accuracy) / len(accuracy)
         return metrics
@@ -291,8 +272,7 @@ class AgentLearner(Learner):
 
     def save(self, folder: Path) -> None:
         """Saves the agent for use."""
-        with self._averaged():
-            save_agent(self.agent, folder)
+        save_agent(self.agent_to_use, folder)
 
     def progress(self, metrics: dict[str, Any]) -> dict[str, str]:
         """Returns the loss, and the accuracy at a few budgets."""

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from stam.data import BatchLoader, EvaluationView, Scenes, Subset, batches
 from stam.data.randomness import random_order
-from stam.learning import distributed
+from stam.fast import prepare
 from stam.learning.loop import num_workers
 from stam.learning.optimisation import autocast
-from stam.model.agent import Agent
+from stam.model.agent import Agent, evaluating
 from stam.model.policy import Policy
 from stam.scene.pixels import normalise
 from stam.settings import RunConfig
@@ -44,9 +44,10 @@ def validate(
     planned = batches(np.arange(count), min(training.batch_size, 256), drop_last=False)
     generator = torch.Generator().manual_seed(training.seed if seed is None else seed)
     correct: Tensor = torch.zeros(training.num_glimpses, dtype=torch.long, device=device)
-    with autocast(device, training.precision), distributed.alone():  # one process validates
+    with evaluating(agent), autocast(device, training.precision):
+        looker = prepare(agent, training.fast)
         for raw in BatchLoader(part, planned, view, num_workers(config.data)):
             images = normalise(raw.images.to(device), agent.config.mean, agent.config.std)
-            trace = agent.look(images, training.num_glimpses, policy=policy, generator=generator)
+            trace = looker.look(images, training.num_glimpses, policy=policy, generator=generator)
             correct += (trace.predictions == raw.labels.to(device)[:, None]).sum(dim=0)
     return (correct / count).tolist()

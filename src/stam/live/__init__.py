@@ -3,16 +3,14 @@
 from stam.live.pool import PoolFullError, SessionPool, UnknownSessionError
 from stam.live.saving import load_session, save_session
 from stam.live.session import (
-    LiveLooker,
     LiveStep,
     Session,
-    location_probabilities,
     observe_all,
 )
-from stam.scene.windows import Window, WindowSensor, look_through, scene_view, windows
+from stam.live.through import look_through, scene_view
+from stam.scene.windows import Window, WindowSensor, windows
 
 __all__ = [
-    "LiveLooker",
     "LiveStep",
     "PoolFullError",
     "Session",
@@ -21,7 +19,6 @@ __all__ = [
     "Window",
     "WindowSensor",
     "load_session",
-    "location_probabilities",
     "look_through",
     "observe_all",
     "save_session",

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from stam.config import require
-from stam.errors import StamError
-from stam.live.session import LiveLooker, LiveStep, Session, Update, by_count, settle
+from stam.errors import StamError, require
+from stam.live.session import LiveStep, Session, Update, by_count, think
+from stam.model.agent import Looker
 from stam.model.policy import Policy
 from stam.scene.grid import Location
 
@@ -57,7 +57,7 @@ class SessionPool:
 
     def __init__(
         self,
-        agent: LiveLooker,
+        agent: Looker,
         *,
         max_sessions: int = 256,
         idle_seconds: float = 600.0,
@@ -68,7 +68,7 @@ class SessionPool:
         """Starts the worker; close the pool, or use it in a `with`, to end it.
 
         Args:
-            agent: Who looks.
+            agent: Who looks, with the weights it has now.
             max_sessions: Sessions open at once; one more is refused.
             idle_seconds: How long a session is kept after its latest use.
             lifetime_seconds: How long a session is kept at all.
@@ -80,7 +80,7 @@ class SessionPool:
         require(
             idle_seconds > 0 and lifetime_seconds > 0, "idle_seconds and lifetime_seconds must be above 0"
         )
-        self.agent, self.max_sessions, self.max_batch = agent, max_sessions, max_batch
+        self.agent, self.max_sessions, self.max_batch = agent.prepared(), max_sessions, max_batch
         self.idle_seconds, self.lifetime_seconds = idle_seconds, lifetime_seconds
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
@@ -222,7 +222,7 @@ class SessionPool:
             for group in by_count(prepared):
                 jobs = [updates[id(update.session)] for update in group]
                 try:
-                    steps = settle(group)
+                    steps = think(group)
                 except Exception as error:
                     for job in jobs:
                         job.future.set_exception(error)

@@ -12,7 +12,8 @@ from torch import Tensor
 from stam.config import AgentConfig, from_plain, to_plain
 from stam.errors import StamError, WeightsError
 from stam.files import save_content
-from stam.live.session import LiveLooker, Session
+from stam.live.session import Session
+from stam.model.agent import Looker
 from stam.model.policy import Policy
 
 FORMAT = "stam-session"
@@ -50,7 +51,7 @@ def save_session(session: Session, path: str | Path) -> None:
     save_content(path, save(tensors, metadata={FORMAT: json.dumps(record)}))
 
 
-def load_session(path: str | Path, agent: LiveLooker, policy: Policy | None = None) -> Session:
+def load_session(path: str | Path, agent: Looker, policy: Policy | None = None) -> Session:
     """Restores a session, which then goes on exactly as the saved one would have.
 
     Args:

@@ -1,65 +1,21 @@
 """A session: one scene looked at live, fed one glimpse at a time and never given the scene."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from stam.config import AgentConfig, require
-from stam.errors import SensorError, StamError
-from stam.model.episode import Looker
-from stam.model.policy import (
-    GreedyPolicy,
-    HandoverPolicy,
-    OrderPolicy,
-    Policy,
-    RandomPolicy,
-    SampledPolicy,
-    random_locations,
-)
+from stam.errors import SensorError, StamError, require
+from stam.model.agent import Looker
+from stam.model.policy import Policy, random_locations
 from stam.scene.grid import Location
 from stam.scene.sensor import Sensor, as_pixels
 from stam.shapes import Bool, Float
 
-FINAL_TAU = 4.0  # the paper's tau when training ends
 _RANGE_MARGIN = 2.0  # normalised floats may leave the range of pixels by this many times its width
 ALL_SEEN = "every location has been seen: open a new session for the next scene"
-
-
-@runtime_checkable
-class LiveLooker(Looker, Protocol):
-    """An agent a session can be opened on."""
-
-    @property
-    def config(self) -> AgentConfig:
-        """What the agent is: normalisation, threshold, temperature."""
-        ...
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Class names."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        ...
-
-    def policy(self, policy: Policy | str | None = None) -> Policy:
-        """Returns the policy meant: one given, one named, or by default the agent's own."""
-        ...
-
-    def join(self, memories: Sequence[Any]) -> Any:
-        """Joins memories of equally many glimpses into one batch."""
-        ...
-
-    def thinking(self) -> AbstractContextManager[None]:
-        """Within it nothing is learned: the agent may prepare to think fast."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -127,7 +83,7 @@ class Session:
 
     def __init__(
         self,
-        agent: LiveLooker,
+        agent: Looker,
         first_location: Location | None = None,
         policy: Policy | str | None = None,
         generator: torch.Generator | None = None,
@@ -136,7 +92,7 @@ class Session:
         """Opens a session; nothing has been seen yet.
 
         Args:
-            agent: Who looks.
+            agent: Who looks, with the weights it has now: later changes do not reach an open session.
             first_location: Where the first glimpse is asked for; random by default.
             policy: A policy or its name; by default the agent's own.
             generator: Source of randomness. By default the session has its own, seeded by torch's.
@@ -144,6 +100,7 @@ class Session:
         """
         if getattr(agent, "training", False):
             raise StamError("the agent is in training mode: call agent.eval() before opening a session")
+        agent = agent.prepared()
         threshold = agent.config.threshold if threshold is None else threshold
         require(0 <= threshold <= 1, f"threshold must be in [0, 1], got {threshold}")
         self.agent, self.threshold = agent, threshold
@@ -237,7 +194,7 @@ class Session:
             self._now = Snapshot({}, location=self.first_location)
             return None
         kept = dict(list(self._now.glimpses.items())[:num_glimpses])
-        (step,) = settle([Update(self, Snapshot(kept, memory=self._memorise(kept)))])
+        (step,) = think([Update(self, Snapshot(kept, memory=self._memorise(kept)))])
         return step
 
     @torch.no_grad()
@@ -250,10 +207,10 @@ class Session:
         now, grid = self._now, self.agent.grid
         blocked = blocked_locations([now], self.agent)
         if now.state is None:
-            likely = location_probabilities(self.agent.policy("random"), torch.zeros(1, 1), blocked)
+            likely = self.agent.policy("random").probabilities(torch.zeros(1, 1), blocked)
         else:
             policy = self.policy.at(len(now.glimpses))
-            likely = location_probabilities(policy, now.state, blocked.to(now.state.device))
+            likely = policy.probabilities(now.state, blocked.to(now.state.device))
         return likely.view(grid.rows, grid.columns)
 
     def run(self, sensor: Sensor, max_glimpses: int | None = None, max_missed: int = 0) -> LiveStep:
@@ -295,7 +252,7 @@ class Session:
         return Update(self, Snapshot(glimpses, now.missed - {here}, memory=memory))
 
     def commit(self, snapshot: Snapshot) -> None:
-        """Makes a change that `settle` has completed."""
+        """Makes a change that `think` has completed."""
         self._now = snapshot
 
     def say(
@@ -385,15 +342,14 @@ def observe_all(
     ]
     steps: dict[int, LiveStep] = {}
     for group in by_count(updates):
-        steps |= {id(update.session): step for update, step in zip(group, settle(group), strict=True)}
+        steps |= {id(update.session): step for update, step in zip(group, think(group), strict=True)}
     return [steps[id(session)] for session in sessions]
 
 
 def by_count(updates: Sequence[Update]) -> list[list[Update]]:
     """Groups updates of one agent whose sessions will have seen equally many glimpses.
 
-    A pass needs as many tokens for every sample. Padding the shorter ones and masking was measured against
-    this on a CPU: grouping is faster for every agent and every mix of counts (docs/live.md).
+    A pass needs as many tokens for every sample. Padding the shorter ones and masking them is slower.
     """
     groups: dict[tuple[int, int], list[Update]] = {}
     for update in updates:
@@ -402,13 +358,12 @@ def by_count(updates: Sequence[Update]) -> list[list[Update]]:
 
 
 @torch.no_grad()
-def settle(updates: Sequence[Update]) -> list[LiveStep]:
+def think(updates: Sequence[Update]) -> list[LiveStep]:
     """Thinks about a group of updates in one pass, commits them, and returns what the agent says to each."""
     agent, snapshots = updates[0].session.agent, [update.snapshot for update in updates]
     memories = [snapshot.memory for snapshot in snapshots]
-    with agent.thinking():
-        belief = agent.believe(memories[0] if len(memories) == 1 else agent.join(memories))
-        places = _next_locations(updates, belief.state)
+    belief = agent.believe(memories[0] if len(memories) == 1 else memories[0].join(memories))
+    places = _next_locations(updates, belief.state)
     probabilities = belief.probabilities(agent.config.temperature)
     steps = []
     for row, (update, snapshot, place) in enumerate(zip(updates, snapshots, places, strict=True)):
@@ -429,8 +384,7 @@ def _next_locations(updates: Sequence[Update], state: Float[Tensor, "sessions fe
     together: dict[object, tuple[Policy, list[int]]] = {}
     for row, update in enumerate(updates):
         policy = update.session.policy.at(update.num_glimpses)  # what was missed has not been seen
-        shared = isinstance(policy, (GreedyPolicy, OrderPolicy))
-        together.setdefault(policy if shared else update.session, (policy, []))[1].append(row)
+        together.setdefault(update.session if policy.draws else policy, (policy, []))[1].append(row)
     for policy, rows in together.values():
         places = policy.choose(state[rows], blocked[rows], updates[rows[0]].session.generator)
         for row, place in zip(rows, places.tolist(), strict=True):
@@ -438,7 +392,7 @@ def _next_locations(updates: Sequence[Update], state: Float[Tensor, "sessions fe
     return chosen
 
 
-def blocked_locations(snapshots: Sequence[Snapshot], agent: LiveLooker) -> Bool[Tensor, "sessions locations"]:
+def blocked_locations(snapshots: Sequence[Snapshot], agent: Looker) -> Bool[Tensor, "sessions locations"]:
     """Marks the locations not to be asked for: those seen, and those missed while others are left."""
     blocked = torch.zeros(len(snapshots), agent.grid.num_locations, dtype=torch.bool)
     for row, snapshot in zip(blocked, snapshots, strict=True):
@@ -447,30 +401,3 @@ def blocked_locations(snapshots: Sequence[Snapshot], agent: LiveLooker) -> Bool[
         if snapshot.missed and not everywhere:
             row[list(snapshot.missed)] = True
     return blocked
-
-
-def location_probabilities(
-    policy: Policy, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
-) -> Float[Tensor, "batch locations"]:
-    """Returns how likely each location is to come next, 0 where it was seen; all 0 when all were seen.
-
-    The learned policy is the softmax of training with its last tau, of which inference takes the maximum;
-    random is uniform; an order has one certain successor.
-    """
-    if isinstance(policy, HandoverPolicy):
-        learned, rest = (location_probabilities(part, state, seen) for part in (policy.learned, policy.rest))
-        return torch.where(policy.is_over(seen)[:, None], rest, learned)
-    if isinstance(policy, GreedyPolicy):
-        every = torch.arange(seen.shape[1], device=seen.device).expand(seen.shape)
-        logits = policy.actor(state, every).float().masked_fill(seen, 0)
-        weights = (F.normalize(logits, dim=1, eps=1e-6) * FINAL_TAU).exp()  # exponents in -tau..tau
-    elif isinstance(policy, OrderPolicy):
-        weights = F.one_hot(policy.choose(state, seen), seen.shape[1]).float()
-    elif isinstance(policy, RandomPolicy):
-        weights = torch.ones(seen.shape, device=seen.device)
-    elif isinstance(policy, SampledPolicy):
-        return policy.log_probabilities(state, seen).exp()
-    else:
-        raise StamError(f"{type(policy).__name__} does not say how likely a location is, so it has no map")
-    weights = weights.masked_fill(seen, 0)
-    return weights / weights.sum(dim=1, keepdim=True).clamp_min(1e-12)

@@ -1,12 +1,12 @@
-"""The one rollout of n glimpses that training, evaluation and live use share.
+"""An episode: an agent looks at a batch of scenes, one glimpse at a time.
 
-An episode knows an agent only through the `Looker` protocol: something that remembers glimpses and, asked,
-says what it believes. How it remembers (every patch, or a cache of encodings) is its own affair.
+`rollout` is the one loop that training, evaluation, early exit and policy maps share. It knows an agent only
+as something that remembers glimpses and, asked, says what it believes.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,8 +14,13 @@ from torch import Tensor
 
 from stam.errors import StamError
 from stam.model.policy import Decision, Policy
+from stam.model.randomness import Randomness
 from stam.scene.grid import Grid
 from stam.shapes import Bool, Float, Int
+
+SMALLEST_LOG_PROBABILITY = math.log(torch.finfo(torch.float32).tiny)  # a certain teacher stays finite
+
+Sense = Callable[[Tensor, Tensor], Tensor]  # (samples (B,), locations (B,)) -> glimpses (B, C, h, w)
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,10 @@ class Belief:
         """Returns the ensemble probabilities."""
         return self.log_probabilities(temperature).exp()
 
+    def divergence_from(self, log_q: Float[Tensor, "batch classes"]) -> Float[Tensor, " batch"]:
+        """Returns KL(p || q) of the ensemble."""
+        return kl_divergence(self.log_probabilities(), log_q)
+
 
 def ensemble_log_probabilities(*logits: Float[Tensor, "*batch classes"]) -> Float[Tensor, "*batch classes"]:
     """Returns the log of the mean of softmaxes (of probabilities, not of logits), in float32."""
@@ -47,8 +56,15 @@ def ensemble_log_probabilities(*logits: Float[Tensor, "*batch classes"]) -> Floa
     return each.logsumexp(dim=0) - math.log(len(logits))
 
 
+def kl_divergence(
+    log_p: Float[Tensor, "batch classes"], log_q: Float[Tensor, "batch classes"]
+) -> Float[Tensor, " batch"]:
+    """Returns KL(p || q) = sum p (log p - log q); the first argument is the weighting one."""
+    return (log_p.exp() * (log_p - log_q.clamp_min(SMALLEST_LOG_PROBABILITY))).sum(dim=1)
+
+
 @runtime_checkable
-class Looker(Protocol):
+class EpisodeAgent(Protocol):
     """What an episode needs of an agent."""
 
     @property
@@ -60,7 +76,7 @@ class Looker(Protocol):
         """Returns the memory with one more glimpse for each sample; `None` is the empty memory."""
         ...
 
-    def sample_drop_path(self, batch_size: int, generator: torch.Generator | None = None) -> Tensor | None:
+    def sample_drop_path(self, batch_size: int, generator: Randomness = None) -> Tensor | None:
         """Draws drop-path masks, or `None` outside training."""
         ...
 
@@ -75,32 +91,35 @@ class Step:
 
     Attributes:
         num_glimpses: Glimpses sensed so far (the paper's t + 1).
-        memory: What the agent remembers of them.
-        belief: What it makes of them.
-        location: Where the latest one was sensed.
+        samples: Which samples of the batch these are: all, or those that have not left.
+        location: Where the latest glimpse was sensed.
         seen: All locations sensed so far.
-        decision: Where it looks next; `None` at the last glimpse.
-        next_memory: The memory with that next glimpse; `None` at the last glimpse.
+        belief: What the agent makes of them.
         drop_masks: The drop-path masks `belief` was computed with.
+        done: Which of the samples leave now; `None` where none can.
+        decision: Where the samples that stay look next; `None` at the last glimpse.
+        next_memory: Their memory with that next glimpse; `None` at the last glimpse.
     """
 
     num_glimpses: int
-    memory: Any
-    belief: Belief
+    samples: Int[Tensor, " batch"]
     location: Int[Tensor, " batch"]
     seen: Bool[Tensor, "batch locations"]
-    decision: Decision | None
-    next_memory: Any
+    belief: Belief
     drop_masks: Tensor | None
+    done: Bool[Tensor, " batch"] | None = None
+    decision: Decision | None = None
+    next_memory: Any = None
 
 
 def rollout(
-    agent: Looker,
-    sense: Callable[[Tensor], Tensor],
+    agent: EpisodeAgent,
+    sense: Sense,
     num_glimpses: int,
     first_location: Int[Tensor, " batch"],
     policy: Policy,
-    generator: torch.Generator | None = None,
+    generator: Randomness = None,
+    leave_when: Callable[[Belief], Bool[Tensor, " batch"]] | None = None,
 ) -> Iterator[Step]:
     """Looks at a batch of scenes, yielding after every glimpse.
 
@@ -109,27 +128,46 @@ def rollout(
 
     Args:
         agent: Remembers glimpses and says what they mean.
-        sense: Given locations (B,), returns the glimpses there (B, C, h, w).
+        sense: Given samples and a location for each, returns the glimpses there.
         num_glimpses: Glimpses to sense, at most the locations of the grid.
         first_location: Where each sample's first glimpse is sensed.
         policy: Picks every later location.
         generator: Source of randomness for the policy and for drop-path.
+        leave_when: Says of which samples enough has been seen. They leave the batch: from then on nothing
+            is sensed, encoded or decided for them. By default all stay.
     """
     require_num_glimpses(num_glimpses, agent.grid)
-    batch_size, location = first_location.shape[0], first_location
-    seen = torch.zeros(batch_size, agent.grid.num_locations, dtype=torch.bool, device=location.device)
-    memory = agent.remember(None, sense(location), location)
+    device = first_location.device
+    samples, location = torch.arange(len(first_location), device=device), first_location
+    seen = torch.zeros(len(samples), agent.grid.num_locations, dtype=torch.bool, device=device)
+    memory = agent.remember(None, sense(samples, location), location)
     for count in range(1, num_glimpses + 1):
         seen = seen.scatter(1, location[:, None], True)
-        drop_masks = agent.sample_drop_path(batch_size, generator)
+        drop_masks = agent.sample_drop_path(len(samples), generator)
         belief = agent.believe(memory, drop_masks)
-        decision = next_memory = None
-        if count < num_glimpses:
-            decision = policy.decide(belief.state, seen, generator, num_seen=count)
-            next_memory = agent.remember(memory, sense(decision.location), decision.location)
-        yield Step(count, memory, belief, location, seen, decision, next_memory, drop_masks)
-        if decision is not None:
-            memory, location = next_memory, decision.location
+        done = None if leave_when is None else leave_when(belief)
+        step = Step(count, samples, location, seen, belief, drop_masks, done)
+        state = belief.state
+        if done is not None and bool(done.any()):
+            stay = (~done).nonzero().squeeze(1)
+            memory, policy = memory.select(stay), policy.select(stay)
+            samples, seen, state = samples[stay], seen[stay], state[stay]
+        if count == num_glimpses or len(samples) == 0:
+            yield step
+            return
+        decision = policy.decide(state, seen, generator, num_seen=count)
+        location = decision.location
+        memory = agent.remember(memory, sense(samples, location), location)
+        yield replace(step, decision=decision, next_memory=memory)
+
+
+def sense_images(images: Float[Tensor, "scenes channels height width"], grid: Grid) -> Sense:
+    """Returns what cuts glimpses out of whole images, and touches no other pixel."""
+
+    def sense(samples: Tensor, locations: Tensor) -> Tensor:
+        return grid.cut(images, locations[:, None], samples)[:, 0]
+
+    return sense
 
 
 def require_num_glimpses(num_glimpses: int, grid: Grid) -> None:
@@ -167,24 +205,13 @@ class Trace:
         """The probability of that class."""
         return self.probabilities.amax(dim=-1)
 
-
-@torch.no_grad()
-def look(
-    agent: Looker,
-    sense: Callable[[Tensor], Tensor],
-    num_glimpses: int,
-    first_location: Int[Tensor, " batch"],
-    policy: Policy,
-    generator: torch.Generator | None = None,
-    temperature: float = 1.0,
-) -> Trace:
-    """Runs a whole episode without learning from it."""
-    episode = rollout(agent, sense, num_glimpses, first_location, policy, generator)
-    steps = [(step.location, step.belief) for step in episode]
-    beliefs = [belief for _, belief in steps]
-    return Trace(
-        locations=torch.stack([location for location, _ in steps], dim=1),
-        class_logits=torch.stack([belief.class_logits for belief in beliefs], dim=1),
-        distill_logits=torch.stack([belief.distill_logits for belief in beliefs], dim=1),
-        probabilities=torch.stack([belief.probabilities(temperature) for belief in beliefs], dim=1),
-    )
+    @classmethod
+    def of(cls, steps: list[tuple[Tensor, Belief]], temperature: float = 1.0) -> "Trace":
+        """Puts together where each glimpse was sensed and what was believed after it."""
+        beliefs = [belief for _, belief in steps]
+        return cls(
+            locations=torch.stack([location for location, _ in steps], dim=1),
+            class_logits=torch.stack([belief.class_logits for belief in beliefs], dim=1),
+            distill_logits=torch.stack([belief.distill_logits for belief in beliefs], dim=1),
+            probabilities=torch.stack([belief.probabilities(temperature) for belief in beliefs], dim=1),
+        )

@@ -2,6 +2,7 @@
 
 Every policy has one interface, `choose(state, seen) -> location`; `seen` marks the locations sensed so far
 and none of them is ever chosen again. `decide` returns the location with what a learner needs beside it.
+`POLICIES` is the one list of those that can be named.
 """
 
 from collections.abc import Callable
@@ -12,33 +13,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stam.config import require_choice
-from stam.errors import StamError
-from stam.learning.distributed import draw_rows
+from stam.errors import ConfigError, StamError, did_you_mean, require
+from stam.model.randomness import Randomness, random_source
 from stam.scene.grid import Grid
 from stam.shapes import Bool, Float, Int
 
-ORDERS = ("plus", "spiral", "centre-out")
+FINAL_TAU = 4.0  # the paper's tau when training ends
 
 Scorer = Callable[[Tensor, Tensor], Tensor]  # (state (B, 2D), candidates (B, K)) -> logits (B, K)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A chosen location; with its log-probability where the policy is a distribution."""
+    """A chosen location; with its log-probability where the policy is learned."""
 
     location: Int[Tensor, " batch"]
     log_probability: Float[Tensor, " batch"] | None = None
 
 
 class Policy:
-    """Base of all policies; a subclass implements `decide`."""
+    """Base of all policies; a subclass implements `decide`, and `weights` if it can say what it prefers.
+
+    Attributes:
+        draws: Whether it draws at random, so that two samples in the same state may go different ways.
+    """
+
+    draws = False
 
     def decide(
         self,
         state: Float[Tensor, "batch features"],
         seen: Bool[Tensor, "batch locations"],
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         num_seen: int | None = None,
     ) -> Decision:
         """Picks one unseen location for each sample.
@@ -56,29 +62,54 @@ class Policy:
         self,
         state: Float[Tensor, "batch features"],
         seen: Bool[Tensor, "batch locations"],
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
     ) -> Int[Tensor, " batch"]:
         """Returns one unseen location for each sample."""
         return self.decide(state, seen, generator).location
 
+    def weights(
+        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
+    ) -> Float[Tensor, "batch locations"]:
+        """Returns how much each location is preferred; what it says of seen ones does not matter."""
+        raise StamError(f"{type(self).__name__} does not say how likely a location is, so it has no map")
+
+    def probabilities(
+        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
+    ) -> Float[Tensor, "batch locations"]:
+        """Returns how likely each location is to come next, 0 where it was seen; all 0 when all were seen."""
+        weights = self.weights(state, seen).masked_fill(seen, 0)
+        return weights / weights.sum(dim=1, keepdim=True).clamp_min(1e-12)
+
     def at(self, num_glimpses: int) -> "Policy":
         """Returns the policy that decides after so many glimpses, which is mostly this one."""
+        return self
+
+    def select(self, samples: Int[Tensor, " kept"]) -> "Policy":
+        """Returns the policy for some samples of a batch, which is mostly this one."""
         return self
 
 
 class RandomPolicy(Policy):
     """Any unseen location, all equally likely."""
 
+    draws = True
+
     def decide(
         self,
         state: Float[Tensor, "batch features"],
         seen: Bool[Tensor, "batch locations"],
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         num_seen: int | None = None,
     ) -> Decision:
         """Picks uniformly among the unseen locations."""
-        noise = random_like(seen, generator)
+        noise = random_source(generator).uniform(tuple(seen.shape), seen.device)
         return Decision(noise.masked_fill(seen, -1).argmax(dim=1))
+
+    def weights(
+        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
+    ) -> Float[Tensor, "batch locations"]:
+        """All alike."""
+        return torch.ones(seen.shape, device=seen.device)
 
 
 class OrderPolicy(Policy):
@@ -91,7 +122,7 @@ class OrderPolicy(Policy):
         self,
         state: Float[Tensor, "batch features"],
         seen: Bool[Tensor, "batch locations"],
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         num_seen: int | None = None,
     ) -> Decision:
         """Picks the first unseen location of the order."""
@@ -99,6 +130,12 @@ class OrderPolicy(Policy):
         ranks = _ranks if torch.compiler.is_compiling() else _kept_ranks
         rank = ranks(self._order, seen.device)
         return Decision(rank.expand_as(seen).masked_fill(seen, seen.shape[1]).argmin(dim=1))
+
+    def weights(
+        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
+    ) -> Float[Tensor, "batch locations"]:
+        """The one that comes next is certain."""
+        return F.one_hot(self.choose(state, seen), seen.shape[1]).float()
 
 
 def _ranks(order: tuple[int, ...], device: torch.device) -> Int[Tensor, " locations"]:
@@ -121,61 +158,37 @@ class GreedyPolicy(Policy):
         self,
         state: Float[Tensor, "batch features"],
         seen: Bool[Tensor, "batch locations"],
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         num_seen: int | None = None,
     ) -> Decision:
         """Picks the best-rated unseen location."""
-        candidates, closed = unseen_candidates(seen, num_seen)
+        candidates, filler = unseen_candidates(seen, num_seen)
         logits = self.actor(state, candidates)
-        if closed is not None:
-            logits = logits.masked_fill(closed, -torch.inf)
+        if filler is not None:
+            logits = logits.masked_fill(filler, -torch.inf)
         best = logits.argmax(dim=1, keepdim=True)
         return Decision(candidates.gather(1, best).squeeze(1))
 
-
-class HandoverPolicy(Policy):
-    """The learned policy for the first glimpses, an order for the rest."""
-
-    def __init__(self, learned: GreedyPolicy, rest: OrderPolicy, after: int) -> None:
-        self.learned, self.rest, self.after = learned, rest, after
-
-    def at(self, num_glimpses: int) -> Policy:
-        """Returns the learned policy, or the order once it has taken over."""
-        return self.learned if num_glimpses < self.after else self.rest
-
-    def is_over(self, seen: Bool[Tensor, "batch locations"]) -> Bool[Tensor, " batch"]:
-        """Tells which samples have seen so much that the order takes over."""
-        return seen.sum(dim=1) >= self.after
-
-    def decide(
-        self,
-        state: Float[Tensor, "batch features"],
-        seen: Bool[Tensor, "batch locations"],
-        generator: torch.Generator | None = None,
-        num_seen: int | None = None,
-    ) -> Decision:
-        """Lets the actor decide, or the order, or each for some of the samples."""
-        if num_seen is not None:
-            return self.at(num_seen).decide(state, seen, generator, num_seen)
-        over = self.is_over(seen)
-        in_order = self.rest.decide(state, seen).location
-        if over.all():
-            return Decision(in_order)
-        return Decision(torch.where(over, in_order, self.learned.decide(state, seen).location))
+    def weights(
+        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
+    ) -> Float[Tensor, "batch locations"]:
+        """The softmax of training with its last tau, of which `decide` takes the maximum."""
+        every = torch.arange(seen.shape[1], device=seen.device).expand(seen.shape)
+        logits = self.actor(state, every).float().masked_fill(seen, 0)
+        return (F.normalize(logits, dim=1, eps=1e-6) * FINAL_TAU).exp()  # exponents in -tau..tau
 
 
 class SampledPolicy(Policy):
     """The learned policy in training: a location drawn from a softmax over the unseen ones.
 
     The actor's logits over the unseen locations are divided by their L2 norm and multiplied by `tau`.
-    Every sample must have seen the same number of locations, as in a training batch. A `tau` that changes
-    while a recorded batch is replayed is a tensor, changed in place. From `handover` glimpses on any unseen
-    location is as likely as another, and there is nothing to learn about it: in use an order takes over, but
-    classifiers learn more from many sets of locations than from one.
+    A `tau` that changes while a CUDA graph is replayed is a tensor, changed in place.
     """
 
-    def __init__(self, actor: Scorer, tau: float | Tensor = 1.0, handover: int | None = None) -> None:
-        self.actor, self.tau, self.handover = actor, tau, handover
+    draws = True
+
+    def __init__(self, actor: Scorer, tau: float | Tensor = 1.0) -> None:
+        self.actor, self.tau = actor, tau
 
     def log_probabilities(
         self,
@@ -184,73 +197,94 @@ class SampledPolicy(Policy):
         num_seen: int | None = None,
     ) -> Float[Tensor, "batch locations"]:
         """Returns log pi over all locations; it is minus infinity where a location was seen."""
-        candidates, closed = unseen_candidates(seen, num_seen)
+        candidates, filler = unseen_candidates(seen, num_seen)
         logits = self.actor(state, candidates).float()
-        if closed is not None:
-            logits = logits.masked_fill(closed, 0)
+        if filler is not None:
+            logits = logits.masked_fill(filler, 0)
         scaled = F.normalize(logits, dim=1, eps=1e-6) * self.tau  # eps: all-zero logits stay zero
-        if closed is not None:
-            scaled = scaled.masked_fill(closed, -torch.inf)
+        if filler is not None:
+            scaled = scaled.masked_fill(filler, -torch.inf)
         log_probabilities = scaled.log_softmax(dim=1)
         return torch.full(seen.shape, -torch.inf, device=seen.device).scatter(
             1, candidates, log_probabilities
         )
 
     def pick(
-        self, log_probabilities: Float[Tensor, "batch locations"], generator: torch.Generator | None
+        self, log_probabilities: Float[Tensor, "batch locations"], generator: Randomness = None
     ) -> Int[Tensor, " batch"]:
         """Draws one location for each sample (by the Gumbel-max trick, so the host never waits)."""
-        return perturbed(log_probabilities, generator).argmax(dim=1)
+        shape, device = tuple(log_probabilities.shape), log_probabilities.device
+        noise = random_source(generator).uniform(shape, device).clamp_min(1e-20)
+        return (log_probabilities.detach() - (-noise.log()).log()).argmax(dim=1)
 
     def decide(
         self,
         state: Float[Tensor, "batch features"],
         seen: Bool[Tensor, "batch locations"],
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         num_seen: int | None = None,
     ) -> Decision:
         """Draws a location and returns it with its log-probability."""
-        if self.handover is not None and num_seen is not None and num_seen >= self.handover:
-            return RandomPolicy().decide(state, seen, generator)
         log_probabilities = self.log_probabilities(state, seen, num_seen)
         location = self.pick(log_probabilities, generator)
         return Decision(location, log_probabilities.gather(1, location[:, None]).squeeze(1))
 
-
-def perturbed(
-    logits: Float[Tensor, "batch locations"], generator: torch.Generator | None
-) -> Float[Tensor, "batch locations"]:
-    """Returns logits with Gumbel noise: the largest is a draw, the k largest are draws of different ones."""
-    noise = random_like(logits, generator).clamp_min(1e-20)
-    return logits.detach() - (-noise.log()).log()
+    def weights(
+        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
+    ) -> Float[Tensor, "batch locations"]:
+        """The distribution it draws from."""
+        return self.log_probabilities(state, seen).exp()
 
 
-def random_like(tensor: Tensor, generator: torch.Generator | None) -> Float[Tensor, "..."]:
-    """Returns uniform noise of the tensor's shape, drawn where the generator lives."""
-    count, *rest = tensor.shape
-    device = tensor.device if generator is None else generator.device
-    noise = draw_rows(lambda rows: torch.rand(rows, *rest, generator=generator, device=device), count)
-    return noise.to(tensor.device)
+class FirstThen(Policy):
+    """One policy for the first glimpses, another for the rest."""
+
+    def __init__(self, first: Policy, then: Policy, num_first: int) -> None:
+        self.first, self.then, self.num_first = first, then, num_first
+        self.draws = first.draws or then.draws
+
+    def at(self, num_glimpses: int) -> Policy:
+        """Returns the policy that decides after so many glimpses."""
+        return self.first if num_glimpses < self.num_first else self.then
+
+    def decide(
+        self,
+        state: Float[Tensor, "batch features"],
+        seen: Bool[Tensor, "batch locations"],
+        generator: Randomness = None,
+        num_seen: int | None = None,
+    ) -> Decision:
+        """Lets one of the two decide, or each for some of the samples."""
+        if num_seen is not None:
+            return self.at(num_seen).decide(state, seen, generator, num_seen)
+        is_over = seen.sum(dim=1) >= self.num_first
+        later = self.then.choose(state, seen, generator)
+        if is_over.all():
+            return Decision(later)
+        return Decision(torch.where(is_over, later, self.first.choose(state, seen, generator)))
+
+    def weights(
+        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
+    ) -> Float[Tensor, "batch locations"]:
+        """Those of the policy that decides next."""
+        is_over = seen.sum(dim=1, keepdim=True) >= self.num_first
+        return torch.where(is_over, self.then.weights(state, seen), self.first.weights(state, seen))
 
 
 def random_locations(
-    grid: Grid, batch_size: int, device: torch.device, generator: torch.Generator | None = None
+    grid: Grid, batch_size: int, device: torch.device, generator: Randomness = None
 ) -> Int[Tensor, " batch"]:
     """Draws the first location of each sample, uniformly and independently."""
-    where, highest = device if generator is None else generator.device, grid.num_locations
-    drawn = draw_rows(
-        lambda rows: torch.randint(highest, (rows,), generator=generator, device=where), batch_size
-    )
-    return drawn.to(device)
+    return random_source(generator).integers(grid.num_locations, batch_size, device)
 
 
 def unseen_candidates(
     seen: Bool[Tensor, "batch locations"], num_seen: int | None = None
 ) -> tuple[Int[Tensor, "batch candidates"], Bool[Tensor, "batch candidates"] | None]:
-    """Returns the unseen locations in ascending order, and which of the entries are not.
+    """Returns the unseen locations in ascending order, and which of the entries are filler.
 
     Samples that saw more than others have fewer candidates: their rows are filled up with seen ones. Where
-    all saw equally many, `num_seen`, there are none of those.
+    all saw equally many, `num_seen`, there is no filler.
     """
     count = int((~seen).sum(dim=1).max()) if num_seen is None else seen.shape[1] - num_seen
     if count == 0:
@@ -261,12 +295,6 @@ def unseen_candidates(
     place = torch.where(seen, seen.shape[1] - seen_before, locations - seen_before)  # seen ones to the end
     candidates = torch.empty_like(place).scatter_(1, place, locations.expand_as(place))[:, :count]
     return candidates, None if num_seen is not None else seen.gather(1, candidates)
-
-
-def order(name: str, grid: Grid) -> list[int]:
-    """Returns the locations of a grid in a named order: plus, spiral or centre-out."""
-    require_choice("order", name, ORDERS)
-    return {"plus": plus_order, "spiral": spiral_order, "centre-out": centre_out_order}[name](grid)
 
 
 def spiral_order(grid: Grid) -> list[int]:
@@ -307,16 +335,41 @@ def _distance(grid: Grid, location: int) -> int:
     return (row - grid.rows // 2) ** 2 + (column - grid.columns // 2) ** 2
 
 
-def make_policy(name: str, grid: Grid, actor: Scorer | None = None, handover: int | None = None) -> Policy:
-    """Returns a policy by name: learned (greedy, with a handover if given), random, or one of the orders."""
-    require_choice("policy", name, ("learned", "random", *ORDERS))
-    if name == "random":
+ORDERS: dict[str, Callable[[Grid], list[int]]] = {
+    "plus": plus_order,
+    "spiral": spiral_order,
+    "centre-out": centre_out_order,
+}
+POLICIES = ("learned", "random", *ORDERS)
+
+
+def require_policy(name: str) -> None:
+    """Raises unless a policy can be made by that name: one of `POLICIES`, or `learned:NUMBER`."""
+    base, colon, number = name.partition(":")
+    if not colon:
+        require(base in POLICIES, f"policy '{name}' is unknown: {did_you_mean(base, POLICIES)}")
+    elif base != "learned" or not number.isdecimal() or int(number) < 1:
+        raise ConfigError(
+            f"policy '{name}' is unknown: learned:8 lets the actor choose until 8 glimpses have been seen, "
+            "then the order centre-out; no other policy takes a number"
+        )
+
+
+def make_policy(name: str, grid: Grid, actor: Scorer | None = None) -> Policy:
+    """Returns a policy by name.
+
+    `learned` is greedy; `learned:8` lets the actor choose until 8 glimpses have been seen, then the order
+    `centre-out`; the others are `random` and the orders `plus`, `spiral` and `centre-out`.
+    """
+    require_policy(name)
+    base, _, num_first = name.partition(":")
+    if base == "random":
         return RandomPolicy()
-    if name != "learned":
-        return OrderPolicy(order(name, grid))
+    if base in ORDERS:
+        return OrderPolicy(ORDERS[base](grid))
     if actor is None:
         raise StamError("this agent was trained without an actor: choose the policy random, plus or spiral")
     learned = GreedyPolicy(actor)
-    if handover is None:
+    if not num_first:
         return learned
-    return HandoverPolicy(learned, OrderPolicy(order("centre-out", grid)), handover)
+    return FirstThen(learned, OrderPolicy(centre_out_order(grid)), int(num_first))

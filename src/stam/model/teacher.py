@@ -1,16 +1,28 @@
 """Whole-image teachers: what the agent should come to believe, from an image it never sees whole."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from stam.config import require
+from stam.errors import require
 from stam.model.episode import ensemble_log_probabilities
 from stam.model.vit import VisionTransformer
 from stam.shapes import Float
 
-Logits = Tensor | tuple[Tensor, ...]
+
+@dataclass(frozen=True)
+class Target:
+    """What a teacher says of whole images.
+
+    Attributes:
+        log_q: The logarithm of its distribution over the classes.
+        features: What that comes from, one vector for each token it reads out; `None` where it is not asked
+            for or cannot be had.
+    """
+
+    log_q: Float[Tensor, "batch classes"]
+    features: Float[Tensor, "batch readout width"] | None = None
 
 
 class Teacher(nn.Module):
@@ -23,9 +35,6 @@ class Teacher(nn.Module):
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         self.num_classes = num_classes
-        self._classify: Callable[[Tensor], Logits] = (
-            model.classify_images if isinstance(model, VisionTransformer) else model
-        )
 
     def train(self, mode: bool = True) -> "Teacher":
         """A teacher does not train: its mode stays what it is."""
@@ -37,19 +46,16 @@ class Teacher(nn.Module):
         return self.model.pos_embed.shape[2] if isinstance(self.model, VisionTransformer) else None
 
     @torch.no_grad()
-    def explain(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch readout features"]]:
-        """Returns log q and the features it comes from: one for each token that is read out."""
-        assert isinstance(self.model, VisionTransformer)
-        features = self.model.encode_images(images)
-        return ensemble_log_probabilities(*self.model.classify(features)), features
+    def explain(self, images: Float[Tensor, "batch channels height width"]) -> Target:
+        """Returns what it says of normalised whole images, with its features if it is a DeiT."""
+        if not isinstance(self.model, VisionTransformer):
+            return Target(ensemble_log_probabilities(self.model(images)))
+        features = self.model(*self.model.all_patches(images))
+        return Target(ensemble_log_probabilities(*self.model.classify(features)), features)
 
-    @torch.no_grad()
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """Returns log q for normalised whole images."""
-        logits = self._classify(images)
-        return ensemble_log_probabilities(*(logits if isinstance(logits, tuple) else (logits,)))
+        return self.explain(images).log_q
 
 
 def require_features(teacher: Teacher, width: int, weight: float) -> None:

@@ -1,17 +1,10 @@
 """A DeiT/ViT encoder over any subset of an image's patches; parameters are named as in timm."""
 
-from dataclasses import dataclass
-from typing import TypeGuard, cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stam.fast import kernels
-from stam.fast.cpu import Linear
-from stam.fast.lookup import look_up
-from stam.learning.distributed import draw_rows
+from stam.model.randomness import Randomness, random_source
 from stam.shapes import Float, Int
 
 
@@ -28,147 +21,36 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; the queries may be fewer than the tokens they attend to."""
+    """Multi-head self-attention."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = Linear(width, 3 * width)
-        self.proj = Linear(width, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
 
     def forward(
         self, x: Float[Tensor, "batch tokens width"], num_queries: int | None = None
     ) -> Float[Tensor, "batch queries width"]:
-        """Attends from the first `num_queries` tokens (all of them by default) to every token.
-
-        The output projection `proj` is left to the residual sum that follows.
-        """
-        tokens, width = x.shape[1:]
-        if kernels.usable(x):
-            from stam.fast.kernels.attention import fits, linear_attention
-
-            if fits(width // self.num_heads, tokens):  # faster for all tokens than torch's for a few
-                mixed = linear_attention(x, self.qkv.weight, self.qkv.bias, self.num_heads)
-                return mixed if num_queries is None else mixed[:, :num_queries]
-        if num_queries is None:
-            return self.mix(self.qkv(x))
-        weights, biases = (part.split((width, 2 * width)) for part in (self.qkv.weight, self.qkv.bias))
-        (query,) = self._heads(F.linear(x[:, :num_queries], weights[0], biases[0]), 1)
-        key, value = self._heads(F.linear(x, weights[1], biases[1]), 2)
-        return self._joined(attend(query, key, value))
-
-    def mix(
-        self, projected: Float[Tensor, "batch tokens projections"], num_queries: int | None = None
-    ) -> Float[Tensor, "batch queries width"]:
-        """The same, for tokens that went through `qkv` before."""
-        query, key, value = self._heads(projected, 3)
-        return self._joined(attend(query[:, :, :num_queries], key, value))
-
-    def _joined(self, mixed: Float[Tensor, "batch heads queries head_width"]) -> Tensor:
-        return mixed.transpose(1, 2).reshape(mixed.shape[0], mixed.shape[2], -1)
-
-    def _heads(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
-        batch, tokens = projected.shape[:2]
-        split = projected.view(batch, tokens, parts, self.num_heads, -1)
-        return split.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, tokens, D / heads)
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch heads queries head_width"]:
-    """Returns scaled dot-product attention.
-
-    On a GPU not by cuDNN, which makes a plan anew for every number of tokens: an episode has one a glimpse.
-    """
-    if not query.is_cuda:
-        return F.scaled_dot_product_attention(query, key, value)
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(query, key, value)
-
-
-@dataclass(frozen=True)
-class Stream:
-    """The residual stream between the parts of a block: tokens, and a branch that is still to be added.
-
-    A branch ends with a linear layer, and after its sum comes a norm: together they are one step on a GPU.
-
-    Attributes:
-        tokens: What has been summed so far.
-        inputs: What the branch's last layers are to be applied to; none where there is nothing to add.
-        layers: Those layers: one, or two with GELU in between.
-        scale: Factor of the branch for each sample (drop-path).
-    """
-
-    tokens: Float[Tensor, "batch tokens width"]
-    inputs: Float[Tensor, "batch tokens features"] | None = None
-    layers: tuple[Linear, ...] = ()
-    scale: Float[Tensor, "batch 1 1"] | None = None
-
-    def total(self) -> Float[Tensor, "batch tokens width"]:
-        """Returns the sum."""
-        if self.inputs is None:
-            return self.tokens
-        hidden, (*first, last) = self.inputs, self.layers
-        for layer in first:
-            hidden = layer.with_gelu(hidden)
-        if self.scale is None:
-            return last.added_to(self.tokens, hidden)
-        return self.tokens + last(hidden) * self.scale
-
-    def settle(self, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-        """Returns the sum and its norm."""
-        if not kernels.usable(self.tokens):
-            total = self.total()
-            return total, norm(total)
-        from stam.fast.kernels import residual
-
-        if self.inputs is None:
-            return residual.norm(self.tokens, norm.weight, norm.bias, norm.eps)
-        inputs, layers = self.inputs, self.layers
-        if len(layers) > 1 and not torch.is_grad_enabled():
-            inputs, layers = layers[0].with_gelu(inputs), layers[1:]
-        weights = tuple((layer.weight, layer.bias) for layer in layers)
-        scaled = (norm.weight, norm.bias)
-        return residual.linear_add_norm(self.tokens, inputs, weights, self.scale, scaled, norm.eps)
-
-
-@dataclass(frozen=True)
-class Started:
-    """Tokens on their way through the first block, up to where they meet: each depends on itself alone.
-
-    Attributes:
-        tokens: What the transformer starts from.
-        projected: Their queries, keys and values.
-        made_with: The packed weights that made those.
-    """
-
-    tokens: Float[Tensor, "batch tokens width"]
-    projected: Float[Tensor, "batch tokens projections"]
-    made_with: Tensor | None
-
-    def then(self, more: "Started") -> "Started":
-        """Returns these tokens followed by others."""
-        return Started(
-            torch.cat((self.tokens, more.tokens), dim=1),
-            torch.cat((self.projected, more.projected), dim=1),
-            self.made_with,
-        )
-
-    def select(self, samples: Int[Tensor, " kept"]) -> "Started":
-        """Returns the tokens of some samples."""
-        return Started(self.tokens[samples], self.projected[samples], self.made_with)
+        """Attends from the first `num_queries` tokens (all of them by default) to every token."""
+        qkv = self.qkv(x).unflatten(2, (3, self.num_heads, -1))  # (B, n, 3, heads, d)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind()  # each (B, heads, n, d)
+        mixed = F.scaled_dot_product_attention(query[:, :, :num_queries], key, value)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
-    """The two layers of a block's MLP; they are left to the residual sum that follows."""
+    """The MLP of a transformer block."""
 
     def __init__(self, width: int, hidden_width: int) -> None:
         super().__init__()
-        self.fc1 = Linear(width, hidden_width)
-        self.fc2 = Linear(hidden_width, width)
+        self.fc1 = nn.Linear(width, hidden_width)
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(hidden_width, width)
 
-    @property
-    def layers(self) -> tuple[Linear, Linear]:
-        """Both, with GELU to come in between."""
-        return self.fc1, self.fc2
+    def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+        """Applies both layers to each token."""
+        return self.fc2(self.act(self.fc1(x)))
 
 
 class Block(nn.Module):
@@ -183,33 +65,25 @@ class Block(nn.Module):
 
     def forward(
         self,
-        stream: Stream,
+        x: Float[Tensor, "batch tokens width"],
         drop_masks: Float[Tensor, "2 batch 1 1"] | None = None,
         num_queries: int | None = None,
-    ) -> Stream:
-        """Returns the stream after the block, of the first `num_queries` tokens, all of them by default."""
-        scales = (None, None) if drop_masks is None else drop_masks.unbind()
-        x, normed = stream.settle(self.norm1)
-        return self._rest(x[:, :num_queries], self.attn(normed, num_queries), *scales)
+    ) -> Float[Tensor, "batch queries width"]:
+        """Returns the first `num_queries` tokens after the block, all of them by default.
 
-    def start(self, tokens: Float[Tensor, "batch tokens width"]) -> Started:
-        """Computes what each token needs no other for."""
-        return Started(tokens, self.attn.qkv(self.norm1(tokens)), self.attn.qkv.packed)
+        Args:
+            x: Tokens.
+            drop_masks: Factors of the two residual branches for each sample (drop-path).
+            num_queries: Tokens that somebody reads after the block.
+        """
+        attention_scale, mlp_scale = (None, None) if drop_masks is None else drop_masks.unbind()
+        x = x[:, :num_queries] + scaled(self.attn(self.norm1(x), num_queries), attention_scale)
+        return x + scaled(self.mlp(self.norm2(x)), mlp_scale)
 
-    def go_on(self, started: Started, num_queries: int | None = None) -> Stream:
-        """Returns the stream after the block, of tokens that were started with."""
-        return self._rest(started.tokens[:, :num_queries], self.attn.mix(started.projected, num_queries))
 
-    def _rest(
-        self,
-        x: Tensor,
-        attended: Tensor,
-        attention_scale: Tensor | None = None,
-        mlp_scale: Tensor | None = None,
-    ) -> Stream:
-        """Returns the stream after the block, given what attention made of it."""
-        x, normed = Stream(x, attended, (self.attn.proj,), attention_scale).settle(self.norm2)
-        return Stream(x, normed, self.mlp.layers, mlp_scale)
+def scaled(branch: Float[Tensor, "batch tokens width"], scale: Float[Tensor, "batch 1 1"] | None) -> Tensor:
+    """Returns a residual branch times its drop-path factor, if there is one."""
+    return branch if scale is None else branch * scale
 
 
 class VisionTransformer(nn.Module):
@@ -262,7 +136,7 @@ class VisionTransformer(nn.Module):
                 nn.init.trunc_normal_(parameter, std=0.02)
 
     def sample_drop_path(
-        self, batch_size: int, generator: torch.Generator | None = None
+        self, batch_size: int, generator: Randomness = None
     ) -> Float[Tensor, "depth 2 batch 1 1"] | None:
         """Draws which residual branches to drop for each sample; `None` where nothing is dropped.
 
@@ -272,85 +146,35 @@ class VisionTransformer(nn.Module):
             return None
         rates = self.get_buffer("drop_path_rates")
         keep = (1 - rates).view(-1, 1, 1, 1, 1)
-        device = generator.device if generator is not None else rates.device
-        noise = draw_rows(
-            lambda rows: torch.rand(len(rates), 2, rows, 1, 1, generator=generator, device=device),
-            batch_size,
-            dim=2,
-        )
-        return (noise.to(rates.device) < keep) / keep
+        shape = (len(rates), 2, batch_size, 1, 1)
+        noise = random_source(generator).uniform(shape, rates.device, batch_dim=2)
+        return (noise < keep) / keep
 
     def forward(
         self,
-        patches: Float[Tensor, "batch tokens pixels"],
-        positions: Int[Tensor, "batch tokens"],
+        patches: Float[Tensor, "batch patches pixels"],
+        positions: Int[Tensor, "batch patches"],
         drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
     ) -> Float[Tensor, "batch readout width"]:
         """Encodes patches and returns the normalised features of the read-out tokens."""
-        return self._encode(Stream(self._tokens(patches, positions)), 0, drop_masks)
-
-    def can_start(self) -> bool:
-        """Tells whether it can begin before all patches are there: weights are packed, so they stay."""
-        return self._first.attn.qkv.packed is not None
-
-    def can_go_on(self, started: Started | None) -> TypeGuard[Started]:
-        """Tells whether what was begun still holds."""
-        return started is not None and self.can_start() and started.made_with is self._first.attn.qkv.packed
-
-    def start(
-        self, patches: Float[Tensor, "batch tokens pixels"], positions: Int[Tensor, "batch tokens"]
-    ) -> Started:
-        """Begins to encode patches, until where tokens meet."""
-        return self._first.start(self._tokens(patches, positions))
-
-    def start_more(
-        self,
-        started: Started,
-        patches: Float[Tensor, "batch tokens pixels"],
-        positions: Int[Tensor, "batch tokens"],
-    ) -> Started:
-        """Begins to encode further patches; those before are not computed again."""
-        return started.then(self._first.start(self.embed(patches, positions)))
-
-    def go_on(self, started: Started) -> Float[Tensor, "batch readout width"]:
-        """Encodes what was begun: the same as `forward` of all its patches."""
-        return self._encode(self._first.go_on(started, self._num_queries(0)), 1)
-
-    def _encode(
-        self, stream: Stream, first: int, drop_masks: Tensor | None = None
-    ) -> Float[Tensor, "batch readout width"]:
-        for index in range(first, len(self.blocks)):
+        readout = self.readout_tokens().expand(patches.shape[0], -1, -1)
+        x = torch.cat((readout, self.embed(patches, positions)), dim=1)  # (B, R + P, D)
+        for index, block in enumerate(self.blocks):
             masks = None if drop_masks is None else drop_masks[index]
-            stream = self.blocks[index](stream, masks, self._num_queries(index))
-        return stream.settle(self.norm)[1]
+            is_last = index == len(self.blocks) - 1
+            x = block(x, masks, self.num_readout if is_last else None)
+        return self.norm(x)
 
-    @property
-    def _first(self) -> Block:
-        return cast(Block, self.blocks[0])
-
-    def _num_queries(self, index: int) -> int | None:
-        return self.num_readout if index == len(self.blocks) - 1 else None
-
-    def _tokens(self, patches: Tensor, positions: Tensor) -> Float[Tensor, "batch tokens width"]:
-        """Returns what the transformer starts from; a GPU goes on in half precision, if it computes in it."""
-        if not kernels.usable(patches):
-            return torch.cat((self._readout_tokens(patches.shape[0]), self.embed(patches, positions)), dim=1)
-        from stam.fast.kernels.embedding import embed
-
-        weight, bias = self.patch_embed.proj.weight, self.patch_embed.proj.get_parameter("bias")
-        of_positions = self.pos_embed[0, self.num_readout :] + bias
-        table = torch.cat((self._readout_tokens(1)[0], of_positions))
-        return embed(patches, weight, table, positions, self.num_readout)
+    def readout_tokens(self) -> Float[Tensor, "1 readout width"]:
+        """Returns the tokens that are read out: the class token and, if distilled, the distillation token."""
+        tokens = torch.cat((self.cls_token, self.dist_token), 1) if self.distilled else self.cls_token
+        return tokens + self.pos_embed[:, : self.num_readout]
 
     def embed(
-        self, patches: Float[Tensor, "batch tokens pixels"], positions: Int[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch tokens width"]:
+        self, patches: Float[Tensor, "batch patches pixels"], positions: Int[Tensor, "batch patches"]
+    ) -> Float[Tensor, "batch patches width"]:
         """Returns patch tokens: each patch's projection plus the embedding of its position."""
-        return self.patch_embed(patches) + look_up(self.pos_embed[0, self.num_readout :], positions)
-
-    def _readout_tokens(self, batch_size: int) -> Tensor:
-        tokens = torch.cat((self.cls_token, self.dist_token), 1) if self.distilled else self.cls_token
-        return (tokens + self.pos_embed[:, : self.num_readout]).expand(batch_size, -1, -1)
+        return self.patch_embed(patches) + F.embedding(positions, self.pos_embed[0, self.num_readout :])
 
     def classify(
         self, features: Float[Tensor, "batch readout width"]
@@ -359,22 +183,20 @@ class VisionTransformer(nn.Module):
         logits = self.head(features[:, 0])
         return (logits, self.head_dist(features[:, 1])) if self.distilled else (logits,)
 
+    def all_patches(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> tuple[Float[Tensor, "batch patches pixels"], Int[Tensor, "batch patches"]]:
+        """Cuts whole images into all of their patches; returns those and their positions."""
+        (rows, columns), (height, width) = self.image_patches, self.patch_size
+        batch, channels = images.shape[:2]
+        tiles = images.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+        positions = torch.arange(rows * columns, device=images.device).expand(batch, -1)
+        return tiles.reshape(batch, rows * columns, -1), positions
+
     def classify_images(
         self,
         images: Float[Tensor, "batch channels height width"],
         drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
     ) -> tuple[Float[Tensor, "batch classes"], ...]:
         """Returns the logits for whole images, as an ordinary DeiT does."""
-        return self.classify(self.encode_images(images, drop_masks))
-
-    def encode_images(
-        self,
-        images: Float[Tensor, "batch channels height width"],
-        drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
-    ) -> Float[Tensor, "batch readout features"]:
-        """Returns the features of whole images."""
-        (rows, columns), (height, width) = self.image_patches, self.patch_size
-        batch, channels = images.shape[:2]
-        tiles = images.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
-        positions = torch.arange(rows * columns, device=images.device).expand(batch, -1)
-        return self(tiles.reshape(batch, rows * columns, -1), positions, drop_masks)
+        return self.classify(self(*self.all_patches(images), drop_masks))

@@ -138,15 +138,6 @@ class Grid:
         positions = torch.arange(rows * columns).view(self.rows, patch_rows, self.columns, patch_columns)
         return positions.transpose(1, 2).reshape(self.num_locations, self.patches_per_glimpse)
 
-    def mirror(
-        self, patches: Float[Tensor, "batch tokens pixels"], positions: Int[Tensor, "batch tokens"]
-    ) -> tuple[Float[Tensor, "batch tokens pixels"], Int[Tensor, "batch tokens"]]:
-        """Returns patches as they are in the scene's mirror image, and where they lie there."""
-        height, width = self.patch_size
-        columns = self.image_patches[1]
-        pixels = patches.unflatten(2, (-1, height, width)).flip(4).flatten(2)
-        return pixels, positions + (columns - 1) - 2 * (positions % columns)
-
     def require_images(self, images: Tensor, channels: int) -> None:
         """Raises unless `images` is a batch of whole scenes of this grid."""
         expected = (channels, *self.image_size)

@@ -1,13 +1,19 @@
-"""From grey levels to the numbers a network takes."""
+"""From an image of any size and its grey levels to the numbers an agent takes."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from stam.config import IMAGENET_MEAN, IMAGENET_STD
+from stam.scene.grid import Size, as_pair
 from stam.shapes import Float, UInt8
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_MOST_PIXELS = 50_000_000  # of an image made larger only to keep its middle
 
 
 def normalise(
@@ -28,3 +34,33 @@ def to_device(values: Sequence[float] | np.ndarray | Tensor, device: torch.devic
     if device.type == "cuda":
         tensor = tensor.pin_memory()  # a copy from pageable memory would wait
     return tensor.to(device, non_blocking=True)
+
+
+def prepare_for_evaluation(
+    image: UInt8[np.ndarray, "height width 3"], resize_size: int | None, image_size: Size
+) -> UInt8[np.ndarray, "image_height image_width 3"]:
+    """Brings an image to the size that the agent evaluates (bicubic).
+
+    Args:
+        image: The decoded image.
+        resize_size: What the shorter side becomes before the centre is cropped (ImageNet: 256), or more where
+            the crop would not be covered. `None` resizes straight to `image_size`, aspect or no (fMoW).
+        image_size: Pixels of the result, one number or (height, width).
+    """
+    height, width = as_pair("image_size", image_size)
+    old_height, old_width = image.shape[:2]
+    new_height, new_width = height, width
+    if resize_size is not None:
+        shorter = min(old_height, old_width)
+        # Rounded up, so that both sides of the crop are covered.
+        new_shorter = max(resize_size, -(-height * shorter // old_height), -(-width * shorter // old_width))
+        new_height, new_width = new_shorter * old_height // shorter, new_shorter * old_width // shorter
+    top, left = round((new_height - height) / 2), round((new_width - width) / 2)
+    whole, kept = Image.fromarray(image), (left, top, left + width, top + height)
+    if new_height * new_width > _MOST_PIXELS:  # a long strip, made as high as the crop: only that part of it
+        down, right = old_height / new_height, old_width / new_width
+        box = (kept[0] * right, kept[1] * down, kept[2] * right, kept[3] * down)
+        return np.asarray(whole.resize((width, height), Image.Resampling.BICUBIC, box))
+    if (new_height, new_width) != (old_height, old_width):
+        whole = whole.resize((new_width, new_height), Image.Resampling.BICUBIC)
+    return np.asarray(whole.crop(kept))

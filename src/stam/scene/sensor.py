@@ -12,10 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from stam.config import IMAGENET_MEAN, IMAGENET_STD
 from stam.errors import SensorError
 from stam.scene.grid import Grid, Location
-from stam.scene.pixels import normalise
+from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD, normalise
 from stam.shapes import Float
 
 

@@ -1,20 +1,18 @@
 """Scenes of any size: a window of the scene is what the agent takes for its image."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from stam.config import IMAGENET_MEAN, IMAGENET_STD, AgentConfig, require
-from stam.data import prepare_for_evaluation
-from stam.errors import SensorError
-from stam.live.session import ALL_SEEN, LiveStep, Session, observe_all, require_some
+from stam.errors import SensorError, require
 from stam.scene.grid import Grid, Location
-from stam.scene.sensor import Sensor, as_pixels
-from stam.shapes import Float, UInt8
+from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD
+from stam.scene.sensor import as_pixels
+from stam.shapes import Float
 
 Read = Callable[[int, int, int, int], Any]  # (top, left, height, width) -> those pixels of the scene
 
@@ -119,57 +117,3 @@ def _starts(whole: int, part: int, overlap: float) -> list[int]:
     stride = max(1, int(part * (1 - overlap)))
     gaps = math.ceil((whole - part) / stride)
     return [round(index * (whole - part) / gaps) for index in range(gaps + 1)] if gaps else [0]
-
-
-def look_through(
-    sensors: Sequence[Sensor],
-    sessions: Sequence[Session],
-    max_glimpses: int | None = None,
-    on_step: Callable[[int, LiveStep], None] | None = None,
-) -> list[LiveStep]:
-    """Looks through many sensors side by side until each agent is sure; the thinking is batched.
-
-    It serves the windows of one large scene, several cameras, or a folder of images.
-
-    Args:
-        sensors: One for each scene or window.
-        sessions: One for each sensor, all of one agent.
-        max_glimpses: When to stop though unsure; by default when everything has been seen.
-        on_step: Called with the sensor's index and the step after every glimpse.
-    """
-    require_some(max_glimpses)
-    steps: list[LiveStep | None] = [None] * len(sensors)
-    going = list(range(len(sensors)))
-    while going:
-        glimpses = [_sense(sensors[index], sessions[index]) for index in going]
-        latest = observe_all([sessions[index] for index in going], glimpses)
-        for index, step in zip(going, latest, strict=True):
-            steps[index] = step
-            if on_step is not None:
-                on_step(index, step)
-        going = [i for i in going if not _is_done(steps[i], max_glimpses)]
-    return [step for step in steps if step is not None]
-
-
-def _sense(sensor: Sensor, session: Session) -> Tensor:
-    if session.location is None:
-        raise SensorError(ALL_SEEN)
-    return sensor.sense(session.location)
-
-
-def _is_done(step: LiveStep | None, max_glimpses: int | None) -> bool:
-    return step is None or step.stop or step.num_glimpses == max_glimpses
-
-
-def scene_view(
-    image: UInt8[np.ndarray, "height width 3"], config: AgentConfig, resize_size: int | None = None
-) -> UInt8[np.ndarray, "image_height image_width 3"]:
-    """Brings an image of any size to the agent's, as evaluation does.
-
-    Args:
-        image: The decoded image.
-        config: The agent's configuration.
-        resize_size: What the shorter side becomes before the centre is cropped; `None` resizes straight to
-            the agent's size.
-    """
-    return prepare_for_evaluation(image, resize_size, config.grid.image_size)

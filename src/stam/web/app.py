@@ -21,6 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from stam.errors import StamError
 from stam.live import PoolFullError, Session, SessionPool, UnknownSessionError, scene_view
 from stam.model.agent import Agent
+from stam.model.policy import POLICIES
 from stam.web.limits import BodyLimit, Limits, SameOrigin, SecurityHeaders
 from stam.web.scenes import (
     SampleScene,
@@ -44,7 +45,6 @@ from stam.web.schemas import (
 )
 
 PAGE = Path(__file__).parent / "page"
-POLICIES = ("learned", "random", "plus", "spiral", "centre-out")
 OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 RAW_PIXELS = "application/octet-stream"
 
@@ -98,6 +98,11 @@ class Service:
             lifetime_seconds=self.limits.lifetime_seconds,
         )
 
+    def policies(self) -> list[str]:
+        """Returns the policies that a session may name, the agent's own first."""
+        own, has_actor = self.agent.config.policy, self.agent.actor is not None
+        return list(dict.fromkeys((own, *(name for name in POLICIES if name != "learned" or has_actor))))
+
     def describe(self) -> AgentInfo:
         """Says what a sensor needs to know of the agent."""
         from stam import __version__
@@ -119,7 +124,7 @@ class Service:
             threshold=config.threshold,
             temperature=config.temperature,
             policy=config.policy,
-            policies=[policy for policy in POLICIES if policy != "learned" or self.agent.actor is not None],
+            policies=self.policies(),
             limits=LimitsInfo(**asdict(self.limits)),
         )
 

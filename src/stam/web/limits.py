@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from stam.config import require
+from stam.errors import require
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -1,12 +1,24 @@
 """What goes over the wire, as JSON; the OpenAPI schema is made of these."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from stam.errors import ConfigError
 from stam.live import LiveStep
+from stam.model.policy import require_policy
 
-PolicyName = Literal["learned", "random", "plus", "spiral", "centre-out"]
+
+def known_policy(name: str) -> str:
+    """Returns a policy's name, if it is one."""
+    try:
+        require_policy(name)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return name
+
+
+PolicyName = Annotated[str, AfterValidator(known_policy), Field(max_length=40)]
 Index = Annotated[int, Field(strict=True, ge=0, le=100_000)]
 Place = Annotated[tuple[Index, Index], Field(description="[row, column] on the grid, from 0")]
 Probability = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]

@@ -3,8 +3,7 @@
 import socket
 from collections.abc import Callable
 
-from stam.config import require
-from stam.errors import StamError, require_package
+from stam.errors import StamError, require, require_package
 from stam.web.app import OWN_NAMES, Service, create_app
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -7,27 +7,13 @@ without it, or without autocast to half precision, `usable` says no and the plai
 """
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
-_switched_off = False
 
 
 def usable(x: Tensor) -> bool:
-    """Tells whether the kernels can take over what is about to be computed from `x`."""
-    return _HAS_TRITON and not _switched_off and x.is_cuda and torch.is_autocast_enabled("cuda")
-
-
-@contextmanager
-def switched(on: bool) -> Iterator[None]:
-    """Within it, `False` leaves everything to the plain operations."""
-    global _switched_off
-    before, _switched_off = _switched_off, not on
-    try:
-        yield
-    finally:
-        _switched_off = before
+    """Tells whether the kernels can compute what is about to be computed from `x`."""
+    return _HAS_TRITON and x.is_cuda and torch.is_autocast_enabled("cuda")

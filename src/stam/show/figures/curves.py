@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from stam.config import require_choice
+from stam.errors import require_choice
 from stam.evaluation.results import Curve, Evaluation, Reliability
 from stam.show.figures.style import COLUMN, LIGHT, LINES, SMALL, Theme, dress, legend, new_figure
 

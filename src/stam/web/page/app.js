@@ -12,6 +12,7 @@ const AFTER_STOP_MILLISECONDS = 200; // the others hurry on once the agent is su
 const $ = (id) => document.getElementById(id);
 const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 const titles = { learned: "Learned", random: "Random", spiral: "Spiral", plus: "Plus", "centre-out": "Centre out" };
+const titleOf = (policy) => titles[policy.split(":")[0]]; // learned:8 is the learned policy
 
 let agent, scenes, tracks, boards, bars, chart;
 let sceneNumber = 0; // -1 is an image of the visitor's
@@ -33,7 +34,7 @@ async function start() {
   boards = policies.map((policy, index) =>
     index === 0
       ? new Board($("board"), agent, { onChoose: overrule, label: "The scene, a grid of squares" })
-      : new Board($(`rival-${policy}`), agent, { label: titles[policy] }),
+      : new Board($(`rival-${policy}`), agent, { label: titleOf(policy) }),
   );
   bars = new Bars($("bars"), agent.labels);
   chart = new Chart($("chart"), agent.grid.rows * agent.grid.columns);
@@ -56,7 +57,7 @@ function buildRivals(policies) {
       const figure = document.createElement("figure");
       figure.className = `rival series-${index + 2}`;
       figure.innerHTML = `<figcaption><b></b><span></span></figcaption><div class="board small"></div>`;
-      figure.querySelector("b").textContent = titles[policy];
+      figure.querySelector("b").textContent = titleOf(policy);
       figure.querySelector("span").id = `result-${policy}`;
       figure.querySelector(".board").id = `rival-${policy}`;
       return figure;
@@ -68,7 +69,7 @@ function describeAgent(policies) {
   const { rows, columns, glimpse_size: [glimpseHeight, glimpseWidth] } = agent.grid;
   $("facts").textContent =
     `${agent.name}: ${agent.labels.length} labels, ${rows}×${columns} glimpses of ${glimpseHeight}×${glimpseWidth} pixels, ` +
-    `${titles[policies[0]].toLowerCase()} policy.`;
+    `${titleOf(policies[0]).toLowerCase()} policy.`;
 }
 
 // A scene, and a start
@@ -205,7 +206,7 @@ function render() {
   tracks.slice(1).forEach((track, index) => renderRival(track, shown[index + 1]));
   chart.show(
     tracks.map((track, index) => ({
-      name: titles[track.policy],
+      name: titleOf(track.policy),
       series: `series-${index + 1}`,
       values: track.entries.slice(0, shown[index]).map((entry) => entry.confidence),
       stopped: isDone(track) && shown[index] > 0,

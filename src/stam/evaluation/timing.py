@@ -1,0 +1,58 @@
+"""Timing: how long something takes, a GPU's work included, beside other things on the same noisy machine."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits for a GPU, so that a clock read next tells the truth."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def device_name(device: torch.device) -> str:
+    """Returns what to call a device in a result."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Times one run, a GPU's work included."""
+    synchronise(device)
+    gc.collect()
+    start = time.perf_counter()
+    run()
+    synchronise(device)
+    return time.perf_counter() - start
+
+
+def in_turn(
+    runs: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, warm_up: int = 1
+) -> dict[str, list[float]]:
+    """Times several runs in turn, round after round, so that a busy machine slows all of them alike.
+
+    Args:
+        runs: What to time, by name.
+        device: Where they run.
+        rounds: How often each is timed.
+        warm_up: Rounds before those, which are not timed.
+
+    Returns:
+        The seconds of each, round by round.
+    """
+    for _ in range(warm_up):
+        for run in runs.values():
+            run()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(seconds(run, device))
+    return times
+
+
+def median_ratio(times: list[float], baseline: list[float]) -> float:
+    """Returns the median over the rounds of how much longer one run took than another."""
+    return statistics.median(one / other for one, other in zip(times, baseline, strict=True))

@@ -1,0 +1,242 @@
+"""A GPU in half precision: the modules of `stam.model` computed by fused kernels.
+
+Parameters are read from the modules themselves, wherever they are at the moment, so training updates them as
+usual. Without autocast to half precision, or without Triton, the modules compute for themselves.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from stam.fast import kernels
+from stam.fast.known import unknown_part
+from stam.model.actor_critic import Actor, Critic, RowMlp, RowNorm
+from stam.model.agent import Agent, Looker, PlainLooker
+from stam.model.core import PatchMemory, ReencodingCore
+from stam.model.episode import SMALLEST_LOG_PROBABILITY, Belief, ensemble_log_probabilities
+from stam.model.randomness import Randomness
+from stam.model.teacher import Target, Teacher
+from stam.model.vit import Attention, Block, VisionTransformer
+from stam.shapes import Float, Int
+
+
+def fuse(agent: Agent) -> Looker:
+    """Returns the agent computed by fused kernels, with the same parameters; for training and for looking.
+
+    An agent with a part that was replaced or hooked computes by its own modules.
+    """
+    return FusedLooker(agent) if unknown_part(agent) is None else PlainLooker(agent)
+
+
+def fuse_teacher(teacher: Teacher) -> "Teacher | FusedTeacher":
+    """Returns the teacher computed by fused kernels, where it is a DeiT as it was built."""
+    model = teacher.model
+    known = isinstance(model, VisionTransformer) and unknown_part(model) is None
+    return FusedTeacher(cast(VisionTransformer, model)) if known else teacher
+
+
+class FusedTeacher:
+    """A whole-image teacher."""
+
+    def __init__(self, model: VisionTransformer) -> None:
+        self.model = model
+
+    @torch.no_grad()
+    def explain(self, images: Float[Tensor, "batch channels height width"]) -> Target:
+        """Returns what it says of normalised whole images, with its features."""
+        features = encode(self.model, *self.model.all_patches(images))
+        return Target(ensemble_log_probabilities(*self.model.classify(features)), features)
+
+
+class FusedLooker(Looker):
+    """An agent computed by fused kernels."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.config, self.positions = agent.config, agent.positions
+        self.core = FusedCore(agent.core)
+        self.actor = None if agent.actor is None else FusedActor(agent.actor)
+        self.critic = None if agent.critic is None else FusedCritic(agent.critic)
+
+    def believe(self, memory: PatchMemory, drop_masks: Tensor | None = None) -> Belief:
+        """Encodes the remembered glimpses and classifies the scene."""
+        belief = super().believe(memory, drop_masks)
+        if not kernels.usable(belief.state):
+            return belief
+        return FusedBelief(belief.state, belief.class_logits, belief.distill_logits)
+
+
+@dataclass(frozen=True)
+class FusedBelief(Belief):
+    """What an agent makes of the glimpses it has seen."""
+
+    @torch.no_grad()
+    def divergence_from(self, log_q: Float[Tensor, "batch classes"]) -> Float[Tensor, " batch"]:
+        """Returns KL(p || q) of the ensemble, as a number to compare with, not to learn from."""
+        from stam.fast.kernels.losses import ensemble_divergence
+
+        return ensemble_divergence(self.class_logits, self.distill_logits, log_q, SMALLEST_LOG_PROBABILITY)
+
+
+class FusedCore:
+    """The core computed by fused kernels."""
+
+    def __init__(self, core: ReencodingCore) -> None:
+        self._core = core
+
+    def remember(
+        self,
+        memory: PatchMemory | None,
+        patches: Float[Tensor, "batch patches pixels"],
+        positions: Int[Tensor, "batch patches"],
+    ) -> PatchMemory:
+        """Adds the patches of one more glimpse."""
+        return self._core.remember(memory, patches, positions)
+
+    def read(
+        self, memory: PatchMemory, drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None
+    ) -> Float[Tensor, "batch 2 width"]:
+        """Encodes all patches together."""
+        return encode(self._core, memory.patches, memory.positions, drop_masks)
+
+    def classify(self, features: Float[Tensor, "batch 2 width"]) -> tuple[Tensor, ...]:
+        """Returns the logits of the two classifiers."""
+        return self._core.classify(features)
+
+    def sample_drop_path(self, batch_size: int, generator: Randomness = None) -> Tensor | None:
+        """Draws drop-path masks, or `None` outside training."""
+        return self._core.sample_drop_path(batch_size, generator)
+
+
+def encode(
+    vit: VisionTransformer,
+    patches: Float[Tensor, "batch patches pixels"],
+    positions: Int[Tensor, "batch patches"],
+    drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
+) -> Float[Tensor, "batch readout width"]:
+    """Computes `vit(patches, positions, drop_masks)`.
+
+    A residual branch ends with a linear layer, and after its sum comes a norm: all three are one step. So a
+    branch is passed on as what its last layers are to be applied to.
+    """
+    if not kernels.usable(patches):
+        return vit(patches, positions, drop_masks)
+    x, branch = _embed(vit, patches, positions), None
+    for index, module in enumerate(vit.blocks):
+        block = cast(Block, module)
+        scales = (None, None) if drop_masks is None else drop_masks[index].unbind()
+        num_queries = vit.num_readout if index == len(vit.blocks) - 1 else None
+        x, normed = _add_norm(x, branch, block.norm1)
+        attended = _attend(block.attn, normed, num_queries)
+        branch = _Branch(attended, (block.attn.proj,), scales[0])
+        x, normed = _add_norm(x[:, :num_queries], branch, block.norm2)
+        branch = _Branch(normed, (block.mlp.fc1, block.mlp.fc2), scales[1])
+    return _add_norm(x, branch, vit.norm)[1]
+
+
+def _embed(vit: VisionTransformer, patches: Tensor, positions: Tensor) -> Tensor:
+    """Returns what the transformer starts from, in half precision."""
+    from stam.fast.kernels.embedding import embed
+
+    weight, bias = vit.patch_embed.proj.weight, vit.patch_embed.proj.get_parameter("bias")
+    table = torch.cat((vit.readout_tokens()[0], vit.pos_embed[0, vit.num_readout :] + bias))
+    return embed(patches, weight, table, positions, vit.num_readout)
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A residual branch that is still to be added.
+
+    Attributes:
+        inputs: What its last layers are to be applied to.
+        layers: Those layers: one, or two with GELU in between.
+        scale: Factor of the branch for each sample (drop-path).
+    """
+
+    inputs: Float[Tensor, "batch tokens features"]
+    layers: tuple[nn.Linear, ...]
+    scale: Float[Tensor, "batch 1 1"] | None
+
+
+def _add_norm(x: Tensor, branch: _Branch | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """Returns the sum of x and a branch, and its norm."""
+    from stam.fast.kernels import residual
+    from stam.fast.kernels.gelu import linear_gelu
+
+    if branch is None:
+        return residual.norm(x, norm.weight, norm.bias, norm.eps)
+    inputs, layers = branch.inputs, branch.layers
+    if len(layers) > 1 and not torch.is_grad_enabled():
+        inputs, layers = linear_gelu(inputs, layers[0].weight, layers[0].bias), layers[1:]
+    weights = tuple((layer.weight, layer.bias) for layer in layers)
+    return residual.linear_add_norm(x, inputs, weights, branch.scale, (norm.weight, norm.bias), norm.eps)
+
+
+def _attend(attention: Attention, x: Tensor, num_queries: int | None) -> Tensor:
+    """Returns what attention gives for the first tokens, but for its projection."""
+    from stam.fast.kernels.attention import fits, linear_attention
+
+    (tokens, width), heads = x.shape[1:], attention.num_heads
+    weight, bias = attention.qkv.weight, attention.qkv.bias
+    if fits(width // heads, tokens):  # faster for all tokens than torch's for a few
+        return linear_attention(x, weight, bias, heads)[:, :num_queries]
+    query = F.linear(x[:, :num_queries], weight[:width], bias[:width])
+    key, value = F.linear(x, weight[width:], bias[width:]).chunk(2, dim=2)
+    query, key, value = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in (query, key, value))
+    # not by cuDNN, which makes a plan anew for every number of tokens: an episode has one a glimpse
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        mixed = F.scaled_dot_product_attention(query, key, value)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+class FusedActor:
+    """The actor computed by fused kernels, while it is trained."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+
+    def __call__(
+        self, state: Float[Tensor, "batch features"], candidates: Int[Tensor, "batch candidates"]
+    ) -> Float[Tensor, "batch candidates"]:
+        """Returns a logit for each candidate."""
+        actor = self._actor
+        if not _has_kernels(actor, state, candidates.numel()):
+            return actor(state, candidates)
+        from stam.fast.kernels.location_sums import sum_norm_relu
+
+        of_state, of_location = actor.fc0(state, actor.location_embedding)
+        rows = sum_norm_relu(of_state, of_location, candidates, actor.bn0)
+        return _finish(actor, rows).view(candidates.shape)
+
+
+class FusedCritic:
+    """The critic computed by fused kernels, while it is trained."""
+
+    def __init__(self, critic: Critic) -> None:
+        self._critic = critic
+
+    def __call__(self, state: Float[Tensor, "batch features"]) -> Float[Tensor, " batch"]:
+        """Returns V(s)."""
+        critic = self._critic
+        if not _has_kernels(critic, state, len(state)):
+            return critic(state)
+        from stam.fast.kernels.rows import norm_relu
+
+        return _finish(critic, norm_relu(critic.fc0(state.detach()), critic.bn0)).float()
+
+
+def _has_kernels(mlp: RowMlp, state: Tensor, num_rows: int) -> bool:
+    """Tells whether kernels can take over: they train batch norms over the rows of one process."""
+    return mlp.training and num_rows > 1 and type(mlp.bn0) is RowNorm and kernels.usable(state)
+
+
+def _finish(mlp: RowMlp, rows: Float[Tensor, "rows hidden"]) -> Float[Tensor, " rows"]:
+    """Computes everything after the first FC-BN-ReLU."""
+    from stam.fast.kernels.rows import linear_norm_relu, linear_norm_relu_dot
+
+    rows = linear_norm_relu(rows, mlp.fc1.weight, mlp.fc1.bias, mlp.bn1)
+    last = (mlp.fc_final.weight, mlp.fc_final.bias)
+    return linear_norm_relu_dot(rows, (mlp.fc2.weight, mlp.fc2.bias), mlp.bn2, last)

@@ -1,0 +1,92 @@
+"""The actor, which rates locations, and the critic, which predicts returns.
+
+The paper's symbols: actor A, critic C, state s = [f_g ; f_d], glimpse-location embeddings e.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stam.shapes import Float, Int
+
+
+class RowNorm(nn.BatchNorm1d):
+    """Batch normalisation that also takes a batch of one.
+
+    Departs from the paper: a single row has no variance, so it is normalised by the running statistics.
+    """
+
+    def forward(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "rows features"]:
+        """Normalises over the rows."""
+        if self.training and rows.shape[0] == 1:
+            mean, variance = self.running_mean, self.running_var
+            return F.batch_norm(rows, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
+        return super().forward(rows)
+
+
+class PairLinear(nn.Linear):
+    """A linear layer on [s ; e] for every pair of a state s and an embedding e.
+
+    W [s ; e] + b = (W_s s + b) + W_e e: one product for each state and one for each embedding, instead of
+    one for every pair.
+    """
+
+    def forward(  # type: ignore[override]
+        self, state: Float[Tensor, "batch features"], embedding: Float[Tensor, "locations width"]
+    ) -> tuple[Float[Tensor, "batch outputs"], Float[Tensor, "locations outputs"]]:
+        """Returns W_s s + b and W_e e, which are to be added for each pair."""
+        for_state, for_embedding = self.weight.split((state.shape[1], embedding.shape[1]), dim=1)
+        return F.linear(state, for_state, self.bias), F.linear(embedding, for_embedding)
+
+
+class RowMlp(nn.Module):
+    """Three times FC-BN-ReLU, then FC to one number: the shape of both actor and critic.
+
+    They differ in what their first layer takes.
+    """
+
+    def __init__(self, first: nn.Linear) -> None:
+        super().__init__()
+        hidden = first.out_features
+        self.fc0, self.bn0 = first, RowNorm(hidden)
+        self.fc1, self.bn1 = nn.Linear(hidden, hidden), RowNorm(hidden)
+        self.fc2, self.bn2 = nn.Linear(hidden, hidden), RowNorm(hidden)
+        self.fc_final = nn.Linear(hidden, 1)
+
+    def after_first_layer(self, rows: Float[Tensor, "rows hidden"]) -> Float[Tensor, " rows"]:
+        """Computes everything after the first linear layer."""
+        rows = F.relu(self.bn0(rows))
+        rows = F.relu(self.bn1(self.fc1(rows)))
+        rows = F.relu(self.bn2(self.fc2(rows)))
+        return self.fc_final(rows).squeeze(1)
+
+
+class Actor(RowMlp):
+    """Rates candidate locations, each from the state and the location's own embedding."""
+
+    def __init__(self, num_locations: int, width: int, hidden: int) -> None:
+        super().__init__(PairLinear(3 * width, hidden))
+        self.location_embedding = nn.Parameter(torch.zeros(num_locations, width))
+
+    def forward(
+        self, state: Float[Tensor, "batch features"], candidates: Int[Tensor, "batch candidates"]
+    ) -> Float[Tensor, "batch candidates"]:
+        """Returns a logit for each candidate."""
+        of_state, of_location = self.fc0(state, self.location_embedding)
+        rows = of_state[:, None] + F.embedding(candidates, of_location)  # (B, K, hidden)
+        return self.after_first_layer(rows.flatten(0, 1)).view(candidates.shape)
+
+
+class Critic(RowMlp):
+    """Predicts the (normalised) return that follows a state; its gradient stops at the state."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(nn.Linear(2 * width, hidden))
+        for layer in (self.fc0, self.fc1, self.fc2, self.fc_final):
+            nn.init.xavier_uniform_(layer.weight, gain=1.2)
+            nn.init.zeros_(layer.bias)
+        nn.init.constant_(self.fc_final.bias, 0.58)
+
+    def forward(self, state: Float[Tensor, "batch features"]) -> Float[Tensor, " batch"]:
+        """Returns V(s)."""
+        return self.after_first_layer(self.fc0(state.detach())).float()

@@ -1,0 +1,100 @@
+"""How an agent remembers glimpses and reads what they mean together.
+
+A core turns patches into features: `remember` takes in the patches of one more glimpse, `read` returns the
+features of everything remembered. What a memory holds is the core's own affair; an episode only passes it on,
+keeps some samples of it (`select`) or puts several into one batch (`join`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from stam.model.randomness import Randomness
+from stam.model.vit import VisionTransformer
+from stam.shapes import Float, Int
+
+
+@runtime_checkable
+class Memory(Protocol):
+    """What a core remembers of a batch of scenes."""
+
+    def select(self, samples: Int[Tensor, " kept"]) -> "Memory":
+        """Returns the memory of some samples, as when the others are done and leave the batch."""
+        ...
+
+    @staticmethod
+    def join(memories: Sequence[Any]) -> "Memory":
+        """Joins memories of equally many glimpses into one batch."""
+        ...
+
+
+@runtime_checkable
+class Core(Protocol):
+    """What an agent needs of a core."""
+
+    def remember(self, memory: Any, patches: Tensor, positions: Tensor) -> Any:
+        """Returns the memory with the patches of one more glimpse; `None` is the empty memory."""
+        ...
+
+    def read(self, memory: Any, drop_masks: Tensor | None = None) -> Tensor:
+        """Returns the features (B, 2, D) of the class and the distillation token."""
+        ...
+
+    def classify(self, features: Tensor) -> tuple[Tensor, ...]:
+        """Returns the logits of the two classifiers."""
+        ...
+
+    def sample_drop_path(self, batch_size: int, generator: Randomness = None) -> Tensor | None:
+        """Draws drop-path masks, or `None` outside training."""
+        ...
+
+
+@dataclass(frozen=True)
+class PatchMemory:
+    """All patches seen so far.
+
+    Attributes:
+        patches: Their pixels, flat, in token order.
+        positions: Where each lies in the whole image.
+    """
+
+    patches: Float[Tensor, "batch patches pixels"]
+    positions: Int[Tensor, "batch patches"]
+
+    def select(self, samples: Int[Tensor, " kept"]) -> "PatchMemory":
+        """Returns the patches of some samples."""
+        return PatchMemory(self.patches[samples], self.positions[samples])
+
+    @staticmethod
+    def join(memories: Sequence["PatchMemory"]) -> "PatchMemory":
+        """Joins memories of equally many patches into one batch."""
+        return PatchMemory(
+            torch.cat([memory.patches for memory in memories]),
+            torch.cat([memory.positions for memory in memories]),
+        )
+
+
+class ReencodingCore(VisionTransformer):
+    """The paper's core: it keeps every patch, and encodes all of them again after each glimpse."""
+
+    def remember(
+        self,
+        memory: PatchMemory | None,
+        patches: Float[Tensor, "batch patches pixels"],
+        positions: Int[Tensor, "batch patches"],
+    ) -> PatchMemory:
+        """Adds the patches of one more glimpse."""
+        if memory is None:
+            return PatchMemory(patches, positions)
+        return PatchMemory(
+            torch.cat((memory.patches, patches), dim=1), torch.cat((memory.positions, positions), dim=1)
+        )
+
+    def read(
+        self, memory: PatchMemory, drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None
+    ) -> Float[Tensor, "batch 2 width"]:
+        """Encodes all patches together."""
+        return self(memory.patches, memory.positions, drop_masks)
