@@ -1,5 +1,6 @@
 """The agents that ship with the package: whole, small, described, and as they were recorded."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 import stam
 from stam import weights
 from stam.errors import WeightsError
+from stam.fast import prepare
 from stam.weights import MODEL_FILE, load_teacher_folder, locate, package_folder, package_names, start_agent
 
 AGENTS = {"digits": 10, "imagenette-tiny": 10, "aid-tiny": 30}
@@ -75,3 +77,24 @@ def test_a_temperature_that_was_asked_for_is_kept_whatever_the_core_starts_from(
     config = stam.AgentConfig.of_size("tiny", 3, labels=("a", "b", "c"), temperature=2.0)
     assert start_agent("package:imagenette-tiny", config).config.temperature == 2.0
     assert start_agent("none", config).config.temperature == 2.0
+
+
+GOLDEN = json.loads((Path(__file__).parent / "golden_looks.json").read_text())
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("fast", [True, False])
+def test_shipped_agents_look_as_they_did_when_they_were_shipped(name, fast):
+    agent, golden = stam.load(name), GOLDEN[name]
+    height, width = agent.grid.image_size
+    generator = torch.Generator().manual_seed(7)
+    coarse = torch.randn(3, 3, height // 8, width // 8, generator=generator)
+    scenes = torch.nn.functional.interpolate(
+        coarse, size=(height, width), mode="bicubic", align_corners=False
+    )
+    trace = prepare(agent, fast).look(scenes, len(golden["locations"][0]), torch.tensor([0, 24, 40]))
+    assert trace.locations.tolist() == golden["locations"]
+    assert trace.predictions.tolist() == golden["predictions"]
+    torch.testing.assert_close(trace.confidences, torch.tensor(golden["confidences"]), atol=1e-4, rtol=0)
+    last = trace.class_logits[:, -1, :5]
+    torch.testing.assert_close(last, torch.tensor(golden["class_logits_last"]), atol=1e-3, rtol=0)

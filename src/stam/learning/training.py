@@ -268,7 +268,7 @@ class AgentLearner(Learner):
         restore_optimiser(self.optimiser, state["optimiser"], self.rates)
         self.meter.sums = {name: value.to(self.device) for name, value in state["meter"].items()}
         if self.averaged is not None:
-            self.averaged.load_state_dict(state["averaged"])
+            self.averaged.load_state_dict(_averaged_state(state))
 
     def save(self, folder: Path) -> None:
         """Saves the agent for use."""
@@ -281,3 +281,13 @@ class AgentLearner(Learner):
         few = {1, len(accuracy) // 2, len(accuracy) - 1}
         chosen = [count for index, count in enumerate(accuracy) if index in few]
         return shown | {f"acc@{count}": f"{100 * accuracy[count]:.1f}" for count in chosen}
+
+
+def _averaged_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns the saved average; version 0.1 saved only what it averaged, without the module's prefix."""
+    saved = state["averaged"]
+    if "average" not in saved:
+        return saved
+    weights = state["agent"] | saved["average"]
+    named = {f"module.{name}": value for name, value in weights.items()}
+    return named | {"n_averaged": torch.tensor(saved["count"])}
