@@ -4,6 +4,7 @@ from PIL import Image
 
 from stam.data import ClutteredDigits, Relabelled, Scenes, Subset, prepare_for_evaluation
 from stam.errors import ConfigError, DataError
+from stam.scene import pixels
 
 
 def picture(height: int, width: int) -> np.ndarray:

@@ -14,11 +14,12 @@ from images import make_image_folder
 from stam.cli.processes import processes
 from stam.errors import ConfigError
 from stam.learning import distributed
+from stam.model.randomness import RandomSource
 
 SETTINGS = (
     *("--image-size", "32", "--glimpse-size", "8", "--patch-size", "4", "--width", "32", "--depth", "2"),
     *("--num-heads", "2", "--actor-width", "32", "--critic-width", "16", "--drop-path", "0.2"),
-    *("--num-glimpses", "3", "--extra-looks", "1", "--extra-glimpses", "2", "--epochs", "2"),
+    *("--num-glimpses", "3", "--short-episodes", "1", "--short-episode-glimpses", "2", "--epochs", "2"),
     *("--epoch-share", "1", "--batch-size", "8", "--base-lr", "1e-2", "--actor-lr", "1e-2"),
     *("--resize-size", "None", "--device", "cpu", "--num-workers", "0", "--init", "none", "--no-check"),
     *("--teacher-training.epochs", "1", "--teacher-training.batch-size", "8"),
@@ -132,16 +133,18 @@ def test_all_stop_where_one_is_told_to_and_one_can_go_on_alone(runs):
     assert_alike(out, runs / "learned")
 
 
-def test_work_of_one_process_draws_the_same_however_many_there_are(monkeypatch):
-    def draw(world: int) -> torch.Tensor:
+def test_processes_draw_the_numbers_of_one_and_each_takes_its_own(monkeypatch):
+    def draw(source_of, rank: int, world: int, count: int) -> list[torch.Tensor]:
         monkeypatch.setattr(distributed, "world_size", lambda: world)
-        generator = torch.Generator().manual_seed(0)
-        rows = [distributed.draw_rows(lambda n: torch.rand(n, generator=generator), 3) for _ in range(2)]
-        return torch.cat(rows)
+        monkeypatch.setattr(distributed, "rank", lambda: rank)
+        source, cpu = source_of(torch.Generator().manual_seed(0)), torch.device("cpu")
+        masks = source.uniform((2, count, 1), cpu, batch_dim=1).transpose(0, 1)
+        return [source.uniform((count, 5), cpu), source.integers(49, count, cpu), masks]
 
-    assert not draw(1).equal(draw(2))
-    with distributed.alone():
-        assert draw(1).equal(draw(2))
+    one = draw(RandomSource, 0, 1, 6)
+    two = [draw(distributed.SharedRandomSource, rank, 2, 3) for rank in range(2)]
+    for whole, *parts in zip(one, *two, strict=True):
+        assert torch.cat(parts).equal(whole)
 
 
 def test_processes_share_no_gpu(monkeypatch):
