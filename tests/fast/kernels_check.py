@@ -8,8 +8,8 @@ from stam import AgentConfig
 from stam.fast import kernels
 from stam.fast.cuda import FusedBelief, encode, fuse
 from stam.model.agent import Agent, PlainLooker
+from stam.model.belief import Belief
 from stam.model.core import PatchMemory
-from stam.model.episode import Belief
 
 BATCH = 24  # batch norm over few rows magnifies every rounding
 torch.set_autocast_dtype("cuda", torch.float32)  # what the kernels round to: nothing

@@ -92,7 +92,7 @@ def test_what_was_changed_is_named(agent):
     assert unknown_part(agent) == "core.blocks.0.mlp.act (GELU)"
     agent.core.blocks[0].mlp.act = nn.ReLU()
     assert unknown_part(agent) == "core.blocks.0.mlp.act (ReLU)"
-    assert isinstance(prepare(agent), PlainLooker) and isinstance(fuse(agent), PlainLooker)
+    assert isinstance(prepare(agent), PlainLooker) and fuse(agent) is agent
     agent.core.blocks[0].mlp.act = nn.GELU()
     agent.core.blocks[1].attn.forward = lambda *_: None
     assert unknown_part(agent) == "core.blocks.1.attn (Attention)"
@@ -119,4 +119,4 @@ def test_fused_forms_share_the_parameters_and_compute_the_same_without_a_gpu(age
     state = torch.randn(4, 48)
     assert fused.critic(state).equal(agent.critic(state))
     teacher = Teacher(agent.core, 5)
-    assert fuse_teacher(teacher).explain(images).log_q.equal(teacher(images))
+    assert fuse_teacher(teacher).predict(images).log_q.equal(teacher(images))

@@ -15,7 +15,8 @@ from stam.learning.objective import (
     feature_distance,
     normalise_rewards,
 )
-from stam.model.episode import Belief, kl_divergence, rollout, sense_images
+from stam.model.belief import Belief, kl_divergence
+from stam.model.episode import rollout, sense_images
 from stam.model.policy import RandomPolicy, SampledPolicy
 
 NUM_GLIMPSES = 4

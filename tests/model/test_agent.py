@@ -5,7 +5,7 @@ from torch.nn.functional import linear
 
 import stam
 from stam.errors import SensorError, StamError
-from stam.model.policy import centre_out_order
+from stam.model.orders import centre_out_order
 from stam.scene.sensor import ImageSensor
 
 

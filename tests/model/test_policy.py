@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stam.errors import ConfigError, StamError
-from stam.model.policy import ORDERS, POLICIES, GreedyPolicy, RandomPolicy, SampledPolicy, make_policy
+from stam.model.orders import ORDERS
+from stam.model.policy import POLICIES, GreedyPolicy, RandomPolicy, SampledPolicy, make_policy
 from stam.scene.grid import Grid
 
 small_grids = st.builds(lambda r, c: Grid((r * 2, c * 2), 2, 1), st.integers(1, 6), st.integers(1, 6))

@@ -10,7 +10,8 @@ from torch import Tensor
 from stam.evaluation.outcomes import Outcomes
 from stam.evaluation.results import Calibration, Reliability, floats
 from stam.learning import distributed
-from stam.model.episode import Trace, ensemble_log_probabilities
+from stam.model.belief import ensemble_log_probabilities
+from stam.model.episode import Trace
 from stam.shapes import Float, Int
 
 NUM_BINS = 15

@@ -12,7 +12,8 @@ from torch import Tensor
 from stam.errors import require
 from stam.evaluation.results import ExitTiming, Operation, Sweep, ThresholdFit, floats
 from stam.evaluation.timing import device_name, seconds
-from stam.model.episode import Belief, EpisodeAgent, rollout, sense_images
+from stam.model.belief import Belief, is_confident
+from stam.model.episode import EpisodeAgent, rollout, sense_images
 from stam.model.policy import Policy
 from stam.shapes import Bool, Float, Int
 
@@ -73,7 +74,7 @@ def look_until_sure(
 
     def is_sure(belief: Belief) -> Tensor:
         answers.append(belief.probabilities(temperature))
-        return answers[-1].amax(dim=1) > threshold
+        return is_confident(answers[-1], threshold)
 
     found = None
     first = first_location.to(images.device)

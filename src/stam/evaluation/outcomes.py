@@ -12,7 +12,8 @@ from torch import Tensor
 from stam.errors import StamError
 from stam.evaluation.results import Accuracy, Curve, Locations, Readout
 from stam.learning import distributed
-from stam.model.episode import Trace, ensemble_log_probabilities
+from stam.model.belief import ensemble_log_probabilities
+from stam.model.episode import Trace
 from stam.shapes import Bool, Float, Int
 
 TOP = 5  # the k of top-k accuracy

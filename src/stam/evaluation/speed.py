@@ -172,7 +172,7 @@ def make_learner(config: RunConfig, agent: Agent | None = None) -> AgentLearner:
 
 def random_batch(learner: AgentLearner) -> tuple[Tensor, Tensor]:
     """Returns a batch of random images and labels, on the learner's device."""
-    agent, batch_size = learner.config.agent, learner.training.batch_size
+    agent, batch_size = learner.config.agent, learner.settings.batch_size
     generator = torch.Generator(learner.device).manual_seed(0)
     shape = (batch_size, agent.channels, *agent.grid.image_size)
     images = torch.randn(shape, device=learner.device, generator=generator)
@@ -189,7 +189,7 @@ def batches_from(learner: AgentLearner, folder: Path | None, num_batches: int) -
             yield
         return
     scenes = open_folder(folder).train
-    plan = Plan(len(scenes), num_batches, learner.training.batch_size, 1.0, 0)
+    plan = Plan(len(scenes), num_batches, learner.settings.batch_size, 1.0, 0)
     planned = [next(iter(plan.batches_from((epoch, 0)))) for epoch in range(num_batches)]
     for place, raw in load_batches(scenes, planned, learner.config.data):
         learner.train_batch(place, raw)

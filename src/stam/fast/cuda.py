@@ -15,11 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from stam.fast import kernels
 from stam.fast.known import unknown_part
 from stam.model.actor_critic import Actor, Critic, RowMlp, RowNorm
-from stam.model.agent import Agent, Looker, PlainLooker
+from stam.model.agent import Agent, Looker
+from stam.model.belief import SMALLEST_LOG_PROBABILITY, Belief, ensemble_log_probabilities
 from stam.model.core import PatchMemory, ReencodingCore
-from stam.model.episode import SMALLEST_LOG_PROBABILITY, Belief, ensemble_log_probabilities
 from stam.model.randomness import Randomness
-from stam.model.teacher import Target, Teacher
+from stam.model.teacher import Teacher, TeacherOutput
 from stam.model.vit import Attention, Block, VisionTransformer
 from stam.shapes import Float, Int
 
@@ -29,7 +29,7 @@ def fuse(agent: Agent) -> Looker:
 
     An agent with a part that was replaced or hooked computes by its own modules.
     """
-    return FusedLooker(agent) if unknown_part(agent) is None else PlainLooker(agent)
+    return FusedLooker(agent) if unknown_part(agent) is None else agent
 
 
 def fuse_teacher(teacher: Teacher) -> "Teacher | FusedTeacher":
@@ -46,10 +46,10 @@ class FusedTeacher:
         self.model = model
 
     @torch.no_grad()
-    def explain(self, images: Float[Tensor, "batch channels height width"]) -> Target:
+    def predict(self, images: Float[Tensor, "batch channels height width"]) -> TeacherOutput:
         """Returns what it says of normalised whole images, with its features."""
         features = encode(self.model, *self.model.all_patches(images))
-        return Target(ensemble_log_probabilities(*self.model.classify(features)), features)
+        return TeacherOutput(ensemble_log_probabilities(*self.model.classify(features)), features)
 
 
 class FusedLooker(Looker):

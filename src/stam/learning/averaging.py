@@ -1,6 +1,7 @@
 """A moving average of the weights during training, which generalises better than the latest ones."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,3 +23,13 @@ def moving_average(model: nn.Module, num_batches: int) -> AveragedModel:
 
     copy = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
     return copy
+
+
+def averaged_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns the saved average; version 0.1 saved only what it averaged, without the module's prefix."""
+    saved = state["averaged"]
+    if "average" not in saved:
+        return saved
+    weights = state["agent"] | saved["average"]
+    named = {f"module.{name}": value for name, value in weights.items()}
+    return named | {"n_averaged": torch.tensor(saved["count"])}

@@ -1,7 +1,10 @@
 """What an episode and a teacher teach the agent: every loss, the reward, and both normalisations.
 
-Legend: y label, q teacher's distribution, p_g and p_d the classifiers' distributions, p their mean,
-R reward, V value, z normalised target, A advantage, pi policy; k = n - 1 numbers the steps with a reward.
+The paper's symbols: q the teacher's distribution, p_g and p_d the classifiers' distributions, p their mean.
+After n glimpses, k = n - 1 numbers the step (the paper's t).
+
+Which loss trains what: L_sup the core and classifier G; L_consist the core and classifier D; L_actor the
+actor, its location embeddings and the core; L_critic the critic alone. Nothing flows through the look-ahead.
 """
 
 from collections.abc import Callable
@@ -14,8 +17,9 @@ from torch import Tensor, nn
 from stam.errors import StamError, require, require_choice
 from stam.learning.distributed import global_mean
 from stam.model.agent import Looker
-from stam.model.episode import Belief, Step, kl_divergence
-from stam.model.teacher import Target
+from stam.model.belief import Belief, kl_divergence
+from stam.model.episode import Step
+from stam.model.teacher import TeacherOutput
 from stam.settings import CONSISTENCY
 from stam.shapes import Float, Int
 
@@ -39,11 +43,13 @@ def normalise_rewards(rewards: Float[Tensor, " batch"]) -> Float[Tensor, " batch
 
 
 class ValueNormaliser(nn.Module):
-    """PopArt-style statistics of the critic's targets, kept apart for each step of an episode.
+    """Moving averages that normalise the critic's targets, one pair for each step of an episode.
 
-    `mean` (mu) starts at 0 and `second_moment` (nu) at the number of rewards still to come, which is the
-    variance of their sum were they independent. Both are buffers, so that they are saved with a checkpoint
-    and move with the module; they belong to training, not to the agent.
+    They are the statistics of PopArt, without its rescaling of the critic's last layer. `mean` (mu) starts at
+    0 and `second_moment` (nu) at the number of rewards still to come: each has unit variance, so that is the
+    variance of their sum were they independent. They are in float64, since sigma^2 = nu - mu^2 is a
+    difference. Both are buffers, so that they are saved with a checkpoint; they belong to training, not to
+    the agent.
     """
 
     mean: Tensor
@@ -92,7 +98,7 @@ class Objective:
     Attributes:
         num_glimpses: Glimpses in an episode (the paper's T).
         consistency: `soft` follows the teacher's distribution, `hard` its most probable class; `none`
-            trains the ensemble on the labels alone.
+            trains the ensemble on the labels alone. The reward compares with the teacher in all three.
         feature_weight: Weight of the distance between the agent's and the teacher's features; 0 in the paper.
     """
 
@@ -110,14 +116,13 @@ class Objective:
         agent: Looker,
         step: Step,
         labels: Int[Tensor, " batch"],
-        target: Target,
+        target: TeacherOutput,
         values: ValueNormaliser | None = None,
     ) -> Losses:
         """Returns the losses of one step (Algorithm 2 of the paper).
 
-        A policy that is not learned has no log-probabilities. Then there is nothing to learn about where to
-        look: only the classifiers are trained, and no look-ahead is computed (the Random, Plus and Spiral
-        agents).
+        Without a log-probability in the decision there is nothing to learn about where to look: only the
+        classifiers are trained, and no look-ahead is computed (the Random, Plus and Spiral agents).
 
         Args:
             agent: Looks ahead, and predicts returns.
@@ -143,14 +148,13 @@ class Objective:
     ) -> dict[str, Tensor]:
         """Returns L_sup (Eq. 2) and L_consist (Eq. 3)."""
         if self.consistency == "none":
-            # a softmax of log probabilities changes nothing
-            return {"supervised": F.cross_entropy(belief.log_probabilities(), labels)}
+            return {"supervised": F.nll_loss(belief.log_probabilities(), labels)}
         supervised = F.cross_entropy(belief.class_logits.float(), labels)
         if self.consistency == "hard":
             consistency = F.cross_entropy(belief.distill_logits.float(), log_q.argmax(dim=1))
         else:
             log_p = belief.distill_logits.float().log_softmax(dim=1)
-            consistency = kl_divergence(log_p, log_q).mean()
+            consistency = kl_divergence(log_p, log_q).mean()  # the student on the left
         return {"supervised": supervised, "consistency": consistency}
 
     def actor_critic(
@@ -162,6 +166,9 @@ class Objective:
         log_q: Float[Tensor, "batch classes"],
     ) -> dict[str, Tensor]:
         """Returns L_actor (Eq. 5) and L_critic (Eq. 4) of one step, and the mean reward.
+
+        The target is that of a one-step actor-critic without discount, r + V(s'). It moves the statistics of
+        its step first and is normalised by them then; V(s') is read with those of the next step.
 
         Args:
             step: The episode after n glimpses, with the decision where to look next.
@@ -176,6 +183,7 @@ class Objective:
             rewards = -ahead.divergence_from(log_q)
             targets = normalise_rewards(rewards)
             if step.num_glimpses + 1 < self.num_glimpses:  # the last state has no return
+                # in training mode: batch norm by the statistics of the next states
                 targets = targets + values.denormalise(critic(ahead.state), k + 1)
             values.update(targets, k)
             normalised = values.normalise(targets, k)

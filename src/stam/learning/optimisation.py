@@ -1,10 +1,12 @@
 """The optimiser, and the device and precision a run uses."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stam.errors import ConfigError
 
@@ -73,6 +75,16 @@ def is_half(device: torch.device, precision: str) -> bool:
     return precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
 
 
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Returns the context the transformer is computed in."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_half(device, precision))
+@contextmanager
+def autocast(device: torch.device, precision: str) -> Iterator[None]:
+    """Within it the transformer is computed in that precision.
+
+    On a GPU attention is not computed by cuDNN, which plans anew for every number of tokens: an episode has
+    one a glimpse.
+    """
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_half(device, precision)):
+        if device.type != "cuda":
+            yield
+            return
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            yield

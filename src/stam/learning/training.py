@@ -1,4 +1,4 @@
-"""Training an agent, readable in one sitting.
+"""Training an agent.
 
 For every batch: the teacher looks at the whole images once, then the agent looks glimpse by glimpse and is
 updated after each.
@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from sys import stderr
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from stam.data import RawBatch, Scenes
 from stam.data.augment import Augment
@@ -19,10 +21,11 @@ from stam.data.randomness import random_key
 from stam.fast import cuda
 from stam.fast.bf16_weights import Bf16Weights
 from stam.fast.cuda_graph import GraphedFunction, Pipeline
+from stam.fast.known import unknown_part
 from stam.learning import distributed
-from stam.learning.averaging import moving_average
+from stam.learning.averaging import averaged_state, moving_average
 from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, restore, run_loop
-from stam.learning.objective import Losses, Objective, ValueNormaliser
+from stam.learning.objective import Objective, ValueNormaliser
 from stam.learning.optimisation import (
     autocast,
     choose_device,
@@ -33,10 +36,10 @@ from stam.learning.optimisation import (
 )
 from stam.learning.runs import RunFolder
 from stam.learning.validation import budgets, validate
-from stam.model.agent import Agent, PlainLooker
+from stam.model.agent import Agent, Looker
 from stam.model.episode import rollout, sense_images
 from stam.model.policy import Policy, SampledPolicy, random_locations
-from stam.model.teacher import Target, Teacher, require_features
+from stam.model.teacher import Teacher, TeacherOutput, require_features
 from stam.settings import RunConfig, TrainingConfig
 from stam.weights import save_agent
 
@@ -85,7 +88,10 @@ def train(
 
 
 def plan(num_scenes: int, training: TrainingConfig) -> Plan:
-    """Returns which scenes a training shows when: by default 1/T of them an epoch."""
+    """Returns which scenes a training shows when.
+
+    By default an epoch shows 1/T of them, since a batch makes T updates: so it has as many as usual.
+    """
     share = training.epoch_share or 1 / training.num_glimpses
     return Plan(num_scenes, training.epochs, training.batch_size, share, training.seed)
 
@@ -93,28 +99,28 @@ def plan(num_scenes: int, training: TrainingConfig) -> Plan:
 class AgentLearner(Learner):
     """An agent being trained, with its critic, value statistics and optimiser.
 
-    What a batch reads beside its images changes in place (rates, tau, statistics), so that a GPU can replay
-    it as a CUDA graph.
+    Learning rates, tau, statistics and running means are tensors that change in place, since a GPU replays a
+    batch as a CUDA graph.
     """
 
     def __init__(self, config: RunConfig, agent: Agent, teacher: Teacher, val_scenes: Scenes) -> None:
-        training = config.training
-        self.config, self.training, self.val_scenes = config, training, val_scenes
-        self.device = choose_device(training.device)
+        settings = config.training
+        self.config, self.settings, self.val_scenes = config, settings, val_scenes
+        self.device = choose_device(settings.device)
         self.agent, self.teacher = agent.to(self.device).train(), teacher.to(self.device)
-        require_features(teacher, agent.config.width, training.feature_weight)
-        parts = {"core": agent.core.named_parameters()}
+        require_features(teacher, agent.config.width, settings.feature_weight)
+        groups = {"core": agent.core.named_parameters()}
         if agent.actor is not None:
-            parts["actor"] = agent.actor.named_parameters()
-            parts["critic"] = agent.add_critic().named_parameters()
-        self.rates = {part: torch.zeros((), device=self.device) for part in parts}
-        self.optimiser = make_optimiser(parts, training.weight_decay, self.rates)
-        self.averaged = moving_average(agent, training.ema_batches) if training.ema_batches > 1 else None
-        self.objective = Objective(training.num_glimpses, training.consistency, training.feature_weight)
-        self.values = ValueNormaliser(training.num_glimpses).to(self.device)
+            groups["actor"] = agent.actor.named_parameters()
+            groups["critic"] = agent.add_critic().named_parameters()
+        self.rates = {name: torch.zeros((), device=self.device) for name in groups}
+        self.optimiser = make_optimiser(groups, settings.weight_decay, self.rates)
+        self.averaged = moving_average(agent, settings.ema_batches) if settings.ema_batches > 1 else None
+        self.objective = Objective(settings.num_glimpses, settings.consistency, settings.feature_weight)
+        self.values = ValueNormaliser(settings.num_glimpses).to(self.device)
         self.augment, self.augment_large = (
-            Augment(settings, agent.grid.image_size, agent.config.mean, agent.config.std)
-            for settings in (config.data.augment, config.data.augment.with_large_crops())
+            Augment(augment, agent.grid.image_size, agent.config.mean, agent.config.std)
+            for augment in (config.data.augment, config.data.augment.with_large_crops())
         )
         self.generator = torch.Generator(self.device)
         self.random = distributed.random_source(self.generator)
@@ -125,23 +131,29 @@ class AgentLearner(Learner):
         self._accelerate()
 
     def _accelerate(self) -> None:
-        """Chooses who computes: fused kernels and CUDA graphs on a GPU, the plain modules elsewhere."""
-        fast = self.training.fast and self.device.type == "cuda"
-        self.looker = cuda.fuse(self.agent) if fast else PlainLooker(self.agent)
-        self.explain = cuda.fuse_teacher(self.teacher).explain if fast else self.teacher.explain
-        self.bf16_weights = Bf16Weights(self.agent) if is_half(self.device, self.training.precision) else None
+        """Chooses what computes: the plain modules, or on a GPU fused kernels and CUDA graphs.
+
+        In half precision, copies of the weights in bfloat16 are made once an update, on both paths.
+        """
+        fast = self.settings.fast and self.device.type == "cuda"
+        changed = unknown_part(self.agent) if fast else None
+        if changed is not None:
+            tqdm.write(f"{changed} is not as it was built: its plain modules train, which is slower", stderr)
+        self.looker: Looker = cuda.fuse(self.agent) if fast else self.agent
+        self.teach = (cuda.fuse_teacher(self.teacher) if fast else self.teacher).predict
+        self.bf16_weights = Bf16Weights(self.agent) if is_half(self.device, self.settings.precision) else None
         self.pipeline = Pipeline(self.device)
         # exchanges between processes are not captured
         self.use_cuda_graph = fast and not distributed.is_distributed()
         self._graphed: GraphedFunction | None = None
 
     def train_batch(self, place: Place, raw: RawBatch) -> None:
-        """Takes one optimiser step after each glimpse of a batch."""
-        seed = (self.training.seed, place.epoch, place.batch)
-        share = distributed.rank(), distributed.world_size()
+        """Augments a batch and learns from it; on a GPU it augments while the batch before is learned from."""
+        seed = (self.settings.seed, place.epoch, place.batch)
+        process = distributed.rank(), distributed.world_size()
         with self.pipeline.preparing():
-            augment = self.augment_large if self.training.has_large_crops(place.epoch) else self.augment
-            images = augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed, share)
+            augment = self.augment_large if self.settings.has_large_crops(place.epoch) else self.augment
+            images = augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed, process)
             labels = raw.labels.to(self.device, non_blocking=True)
         with self.pipeline.using(images, labels):
             self.learn_from(images, labels, place)
@@ -150,60 +162,65 @@ class AgentLearner(Learner):
         """Learns from a batch of augmented images."""
         if self.bf16_weights is not None:
             images = images.bfloat16()  # all readers round them: once is enough, and takes half the memory
-        self.tau.fill_(self.training.tau(place.epoch))
-        for part, rate in self.learning_rates(place.epoch).items():
-            self.rates[part].fill_(rate)
-        self.generator.manual_seed(random_key("batch", self.training.seed, place.epoch, place.batch) >> 1)
+        self.tau.fill_(self.settings.tau(place.epoch))
+        for name, rate in self.learning_rates(place.epoch).items():
+            self.rates[name].fill_(rate)
+        key = random_key("batch", self.settings.seed, place.epoch, place.batch)
+        self.generator.manual_seed(key >> 1)  # a seed has 63 bits
         first = random_locations(self.agent.grid, len(images), self.device, self.random)
-        learn = partial(self.learn, self.policy())
+        run_batch = partial(self.run_batch, self.policy())
         if self.use_cuda_graph:
-            self._graphed = self._graphed or GraphedFunction(learn, self.generator, announced=True)
+            self._graphed = self._graphed or GraphedFunction(run_batch, self.generator, announced=True)
             self._graphed(images, labels, first)
         else:
-            learn(images, labels, first)
+            run_batch(images, labels, first)
         if self.averaged is not None:
             self.averaged.update_parameters(self.agent)
 
-    def learn(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
-        """Shows a batch to the teacher, then glimpse by glimpse to the agent, and updates it after each."""
-        training = self.training
-        with autocast(self.device, training.precision):
-            target = self.explain(images)
-        few = min(training.short_episode_glimpses, training.num_glimpses)
-        for _ in range(training.short_episodes):
+    def run_batch(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
+        """Shows a batch to the teacher, then glimpse by glimpse to the agent, which is updated after each.
+
+        All of it is one CUDA graph on a GPU.
+        """
+        settings = self.settings
+        with autocast(self.device, settings.precision):
+            taught = self.teach(images)
+        few = min(settings.short_episode_glimpses, settings.num_glimpses)
+        for _ in range(settings.short_episodes):
             other = random_locations(self.agent.grid, len(images), self.device, self.random)
-            self.run_episode(policy, images, labels, target, other, few)
-        losses = self.run_episode(policy, images, labels, target, first_location, training.num_glimpses)
-        parts = [{name: part.detach() for name, part in step.parts.items()} for step in losses]
-        self.meter.add(*parts)  # all at once: every addition is a launch
+            self.run_episode(policy, images, labels, taught, other, num_updates=few)
+        parts = self.run_episode(policy, images, labels, taught, first_location, settings.num_glimpses)
+        self.meter.add(*parts)  # all at once: one kernel launch
 
     def run_episode(
         self,
         policy: Policy,
         images: Tensor,
         labels: Tensor,
-        target: Target,
+        taught: TeacherOutput,
         first_location: Tensor,
-        num_glimpses: int,
-    ) -> list[Losses]:
-        """Updates the agent after each of the first glimpses of an episode."""
-        sense = sense_images(images, self.agent.grid)
-        length = self.training.num_glimpses  # a short episode breaks off: returns count to the whole end
-        episode = rollout(self.looker, sense, length, first_location, policy, self.random)
-        taken = []
-        for _ in range(num_glimpses):
-            with self._half_precision():
+        num_updates: int,
+    ) -> list[dict[str, Tensor]]:
+        """Updates the agent after each of the first glimpses of an episode; returns the parts of each loss.
+
+        A short episode is the beginning of a whole one: returns are still those until the last glimpse.
+        """
+        sense, whole = sense_images(images, self.agent.grid), self.settings.num_glimpses
+        episode = rollout(self.looker, sense, whole, first_location, policy, self.random)
+        parts = []
+        for _ in range(num_updates):
+            with self._half_precision():  # a generator computes in the context of who calls next
                 step = next(episode)
-                losses = self.objective.losses(self.looker, step, labels, target, self.values)
+                losses = self.objective.losses(self.looker, step, labels, taught, self.values)
             self._update(losses.total)
-            taken.append(losses)
-        return taken
+            parts.append({name: part.detach() for name, part in losses.parts.items()})
+        return parts
 
     def _update(self, loss: Tensor) -> None:
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         if self.bf16_weights is not None:
-            self.bf16_weights.hand_over_gradients()
+            self.bf16_weights.hand_over_gradients()  # from the copies to the float32 weights
         distributed.average(gradients(self.optimiser))
         self.optimiser.step()
 
@@ -213,7 +230,7 @@ class AgentLearner(Learner):
 
         It is entered anew for each update: autocast keeps the weights it has rounded until it is left.
         """
-        with autocast(self.device, self.training.precision):
+        with autocast(self.device, self.settings.precision):
             if self.bf16_weights is None:
                 yield
             else:
@@ -221,17 +238,17 @@ class AgentLearner(Learner):
                     yield
 
     def policy(self) -> Policy:
-        """Returns who picks the locations."""
+        """Returns the policy to train with: sampled if it is learned, otherwise the agent's fixed one."""
         if self.looker.actor is None:
             return self.looker.policy()
         return SampledPolicy(self.looker.actor, self.tau)
 
     def learning_rates(self, epoch: int) -> dict[str, float]:
         """Returns the learning rate of each part in an epoch."""
-        training = self.training
-        actor_lr = training.base_lr if training.actor_lr is None else training.actor_lr
-        bases = {"core": training.base_lr, "actor": actor_lr, "critic": training.critic_lr}
-        return {part: training.learning_rate(bases[part], epoch) for part in self.rates}
+        settings = self.settings
+        actor_lr = settings.base_lr if settings.actor_lr is None else settings.actor_lr
+        bases = {"core": settings.base_lr, "actor": actor_lr, "critic": settings.critic_lr}
+        return {part: settings.learning_rate(bases[part], epoch) for part in self.rates}
 
     @property
     def agent_to_use(self) -> Agent:
@@ -240,14 +257,14 @@ class AgentLearner(Learner):
 
     def end_epoch(self, epoch: int) -> dict[str, Any]:
         """Returns the epoch's mean losses, and accuracies when a validation is due."""
-        training = self.training
-        metrics: dict[str, Any] = {"tau": training.tau(epoch)}
+        settings = self.settings
+        metrics: dict[str, Any] = {"tau": settings.tau(epoch)}
         metrics |= {f"lr/{part}": rate for part, rate in self.learning_rates(epoch).items()}
         means = self.meter.means()
         metrics |= {name if name == "reward" else f"loss/{name}": mean for name, mean in means.items()}
-        if self.validates_after(epoch, training.validate_every, training.epochs):
+        if self.validates_after(epoch, settings.validate_every, settings.epochs):
             accuracy = validate(self.agent_to_use, self.config, self.val_scenes)
-            metrics |= {f"val/accuracy@{n}": accuracy[n - 1] for n in budgets(training.num_glimpses)}
+            metrics |= {f"val/accuracy@{n}": accuracy[n - 1] for n in budgets(settings.num_glimpses)}
             metrics["val/score"] = sum(accuracy) / len(accuracy)
         return metrics
 
@@ -268,7 +285,7 @@ class AgentLearner(Learner):
         restore_optimiser(self.optimiser, state["optimiser"], self.rates)
         self.meter.sums = {name: value.to(self.device) for name, value in state["meter"].items()}
         if self.averaged is not None:
-            self.averaged.load_state_dict(_averaged_state(state))
+            self.averaged.load_state_dict(averaged_state(state))
 
     def save(self, folder: Path) -> None:
         """Saves the agent for use."""
@@ -281,13 +298,3 @@ class AgentLearner(Learner):
         few = {1, len(accuracy) // 2, len(accuracy) - 1}
         chosen = [count for index, count in enumerate(accuracy) if index in few]
         return shown | {f"acc@{count}": f"{100 * accuracy[count]:.1f}" for count in chosen}
-
-
-def _averaged_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the saved average; version 0.1 saved only what it averaged, without the module's prefix."""
-    saved = state["averaged"]
-    if "average" not in saved:
-        return saved
-    weights = state["agent"] | saved["average"]
-    named = {f"module.{name}": value for name, value in weights.items()}
-    return named | {"n_averaged": torch.tensor(saved["count"])}

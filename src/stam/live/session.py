@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stam.errors import SensorError, StamError, require
 from stam.model.agent import Looker
+from stam.model.belief import is_confident
 from stam.model.policy import Policy, random_locations
 from stam.scene.grid import Location
 from stam.scene.sensor import Sensor, as_pixels
@@ -266,7 +267,7 @@ class Session:
             label=self.agent.labels[best],
             confidence=confidence,
             location=None if location is None else self.agent.grid.row_column(location),
-            stop=location is None or confidence > self.threshold,
+            stop=location is None or bool(is_confident(probabilities, self.threshold)),
             num_glimpses=num_glimpses,
         )
 

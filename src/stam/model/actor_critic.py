@@ -42,7 +42,8 @@ class PairLinear(nn.Linear):
 class RowMlp(nn.Module):
     """Three times FC-BN-ReLU, then FC to one number: the shape of both actor and critic.
 
-    They differ in what their first layer takes.
+    They differ in what their first layer takes. A row is a sample for the critic, and a pair of a sample and
+    a candidate location for the actor; batch norm runs over all rows.
     """
 
     def __init__(self, first: nn.Linear) -> None:
@@ -62,10 +63,13 @@ class RowMlp(nn.Module):
 
 
 class Actor(RowMlp):
-    """Rates candidate locations, each from the state and the location's own embedding."""
+    """Rates candidate locations, each from the state and the location's own embedding.
+
+    Its gradient reaches the core through the state. Initialised by PyTorch's defaults.
+    """
 
     def __init__(self, num_locations: int, width: int, hidden: int) -> None:
-        super().__init__(PairLinear(3 * width, hidden))
+        super().__init__(PairLinear(3 * width, hidden))  # the state is 2 D wide, an embedding D
         self.location_embedding = nn.Parameter(torch.zeros(num_locations, width))
 
     def forward(
@@ -78,7 +82,10 @@ class Actor(RowMlp):
 
 
 class Critic(RowMlp):
-    """Predicts the (normalised) return that follows a state; its gradient stops at the state."""
+    """Predicts the (normalised) return that follows a state; its gradient stops at the state.
+
+    Initialised as in the authors' code: Xavier-uniform with gain 1.2, the last bias at 0.58.
+    """
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__(nn.Linear(2 * width, hidden))

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from stam.config import AgentConfig
 from stam.errors import StamError
 from stam.model.actor_critic import Actor, Critic
+from stam.model.belief import Belief
 from stam.model.core import Core, ReencodingCore
-from stam.model.episode import Belief, Step, Trace, rollout, sense_images
+from stam.model.episode import Step, Trace, rollout, sense_images
 from stam.model.policy import Policy, Scorer, make_policy, random_locations, require_policy
 from stam.model.randomness import Randomness
 from stam.scene.grid import Grid
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Looker:
-    """What an agent can do, whatever its parts are made of: remember, believe, choose, look.
+    """What an agent can do, whatever its parts are made of: remember, believe, look, open a session.
 
     `Agent` is the one to read, train and change. `stam.fast` has others, which compute the same sooner.
 
@@ -37,7 +38,7 @@ class Looker:
         core: Turns glimpses into features, and features into logits.
         actor: Rates locations; `None` where the agent follows a fixed policy.
         critic: Predicts returns; only while the agent is trained.
-        positions: For each location, the positions of its patches in the whole image.
+        positions: For each location, the positions of its patches in the whole image, (locations, patches).
     """
 
     config: AgentConfig
@@ -138,7 +139,7 @@ class Looker:
 
     @contextmanager
     def _looking(self) -> Iterator["Looker"]:
-        """Yields who looks."""
+        """Yields the looker that `look` uses."""
         yield self
 
     def _first_locations(
@@ -149,12 +150,12 @@ class Looker:
         locations = torch.as_tensor(given, device=self.device).long().expand(batch_size)
         if batch_size:
             lowest, highest = locations.aminmax()
-            self.grid.index(int(lowest))
+            self.grid.index(int(lowest))  # raises outside of the grid
             self.grid.index(int(highest))
         return locations
 
     def prepared(self) -> "Looker":
-        """Returns the agent as it is now, ready to look often; it never changes."""
+        """Returns the agent ready to look often: here itself."""
         return self
 
     def session(
@@ -173,7 +174,8 @@ class Looker:
 class Agent(Looker, nn.Module):
     """Classifies a scene from a sequence of glimpses and decides where to look next.
 
-    An agent starts without a critic; `add_critic` makes one for training, and it is never saved.
+    An agent starts without a critic; `add_critic` makes one for training. It is part of a training's saved
+    state, not of a saved agent.
     """
 
     core: ReencodingCore
@@ -201,7 +203,7 @@ class Agent(Looker, nn.Module):
         self.critic = None
         self.register_buffer("positions", grid.patch_positions(), persistent=False)
         self.reset_location_embedding()
-        self._kept: Any = None  # see `prepared`
+        self._kept: Any = None  # what `prepared` returned last
 
     def configure(self, **settings: object) -> "Agent":
         """Changes settings that no parameter depends on, such as labels or threshold."""
@@ -236,7 +238,8 @@ class Agent(Looker, nn.Module):
     def prepared(self) -> Looker:
         """Returns the agent as it is now, ready to look: the same numbers, sooner (see `stam.fast`).
 
-        What is returned never changes. Asked again, it is the same object while every weight is the same.
+        On a CPU it is a snapshot, which later changes of the agent do not reach; asked again, it is the same
+        object while every weight is the same. Where a module was replaced or hooked it is a `PlainLooker`.
         """
         from stam.fast import prepare_again
 
@@ -254,7 +257,10 @@ class Agent(Looker, nn.Module):
 
 
 class PlainLooker(Looker):
-    """An agent looking with its own modules, as they are: whatever was changed in them takes effect."""
+    """An agent that looks with its own modules, where `Agent.look` would prepare it first.
+
+    It shares them: whatever is changed or hooked in them takes effect.
+    """
 
     def __init__(self, agent: Agent) -> None:
         self.config, self.positions = agent.config, agent.positions
@@ -281,13 +287,14 @@ class PlainLooker(Looker):
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Within it a module is in evaluation mode."""
-    was_training = module.training
+    """Within it a module is in evaluation mode; afterwards each of its parts is in the mode it was in."""
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        module.train(was_training)
+        for part, was_training in modes:
+            part.training = was_training
 
 
 def interpolate_positions(

@@ -4,7 +4,6 @@
 as something that remembers glimpses and, asked, says what it believes.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -13,59 +12,18 @@ import torch
 from torch import Tensor
 
 from stam.errors import StamError
+from stam.model.belief import Belief
 from stam.model.policy import Decision, Policy
 from stam.model.randomness import Randomness
 from stam.scene.grid import Grid
 from stam.shapes import Bool, Float, Int
 
-SMALLEST_LOG_PROBABILITY = math.log(torch.finfo(torch.float32).tiny)  # a certain teacher stays finite
-
 Sense = Callable[[Tensor, Tensor], Tensor]  # (samples (B,), locations (B,)) -> glimpses (B, C, h, w)
-
-
-@dataclass(frozen=True)
-class Belief:
-    """What an agent makes of the glimpses it has seen.
-
-    Attributes:
-        state: The paper's Markov state s = [f_g ; f_d].
-        class_logits: Classifier G, trained on the labels.
-        distill_logits: Classifier D, trained to agree with the teacher.
-    """
-
-    state: Float[Tensor, "batch features"]
-    class_logits: Float[Tensor, "batch classes"]
-    distill_logits: Float[Tensor, "batch classes"]
-
-    def log_probabilities(self, temperature: float = 1.0) -> Float[Tensor, "batch classes"]:
-        """Returns the log of the ensemble: the mean of the two probability vectors (Eq. 1)."""
-        return ensemble_log_probabilities(self.class_logits / temperature, self.distill_logits / temperature)
-
-    def probabilities(self, temperature: float = 1.0) -> Float[Tensor, "batch classes"]:
-        """Returns the ensemble probabilities."""
-        return self.log_probabilities(temperature).exp()
-
-    def divergence_from(self, log_q: Float[Tensor, "batch classes"]) -> Float[Tensor, " batch"]:
-        """Returns KL(p || q) of the ensemble."""
-        return kl_divergence(self.log_probabilities(), log_q)
-
-
-def ensemble_log_probabilities(*logits: Float[Tensor, "*batch classes"]) -> Float[Tensor, "*batch classes"]:
-    """Returns the log of the mean of softmaxes (of probabilities, not of logits), in float32."""
-    each = torch.stack([part.float().log_softmax(dim=-1) for part in logits])
-    return each.logsumexp(dim=0) - math.log(len(logits))
-
-
-def kl_divergence(
-    log_p: Float[Tensor, "batch classes"], log_q: Float[Tensor, "batch classes"]
-) -> Float[Tensor, " batch"]:
-    """Returns KL(p || q) = sum p (log p - log q); the first argument is the weighting one."""
-    return (log_p.exp() * (log_p - log_q.clamp_min(SMALLEST_LOG_PROBABILITY))).sum(dim=1)
 
 
 @runtime_checkable
 class EpisodeAgent(Protocol):
-    """What an episode needs of an agent."""
+    """What an episode needs of an agent (`model.agent.Looker`, which imports this module)."""
 
     @property
     def grid(self) -> Grid:
@@ -97,7 +55,8 @@ class Step:
         belief: What the agent makes of them.
         drop_masks: The drop-path masks `belief` was computed with.
         done: Which of the samples leave now; `None` where none can.
-        decision: Where the samples that stay look next; `None` at the last glimpse.
+        decision: Where the samples that stay look next (all of them, if none can leave); `None` at the last
+            glimpse.
         next_memory: Their memory with that next glimpse; `None` at the last glimpse.
     """
 
@@ -123,8 +82,8 @@ def rollout(
 ) -> Iterator[Step]:
     """Looks at a batch of scenes, yielding after every glimpse.
 
-    The caller may update the agent between two steps: nothing computed before is used again, except what
-    the agent itself keeps in its memory.
+    The caller may update the agent between two steps. By then the next location has been chosen and sensed;
+    everything else is computed anew from the agent's memory.
 
     Args:
         agent: Remembers glimpses and says what they mean.

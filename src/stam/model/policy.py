@@ -1,8 +1,7 @@
 """Who picks the next location: the learned policy, and the fixed or random orders it is compared with.
 
-Every policy has one interface, `choose(state, seen) -> location`; `seen` marks the locations sensed so far
-and none of them is ever chosen again. `decide` returns the location with what a learner needs beside it.
-`POLICIES` is the one list of those that can be named.
+Every policy has one interface, `decide(state, seen) -> Decision`: `seen` marks the locations sensed so far,
+none of which is chosen again. `choose` returns the location alone. `POLICIES` lists the names.
 """
 
 from collections.abc import Callable
@@ -14,18 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stam.errors import ConfigError, StamError, did_you_mean, require
+from stam.model.orders import ORDERS, centre_out_order
 from stam.model.randomness import Randomness, random_source
 from stam.scene.grid import Grid
 from stam.shapes import Bool, Float, Int
 
-FINAL_TAU = 4.0  # the paper's tau when training ends
+FINAL_TAU = 4.0  # the paper's tau when training ends; maps are drawn with it
 
 Scorer = Callable[[Tensor, Tensor], Tensor]  # (state (B, 2D), candidates (B, K)) -> logits (B, K)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A chosen location; with its log-probability where the policy is learned."""
+    """A chosen location; with its log-probability where the actor is being trained (`SampledPolicy`)."""
 
     location: Int[Tensor, " batch"]
     log_probability: Float[Tensor, " batch"] | None = None
@@ -53,8 +53,8 @@ class Policy:
             state: What the agent made of the glimpses so far.
             seen: The locations sensed so far.
             generator: Source of randomness, for the policies that draw.
-            num_seen: How many locations each sample has seen, where all saw equally many; given, a GPU
-                need not be asked.
+            num_seen: How many locations each sample has seen, where all saw equally many. It avoids a
+                synchronisation with a GPU.
         """
         raise NotImplementedError
 
@@ -81,11 +81,11 @@ class Policy:
         return weights / weights.sum(dim=1, keepdim=True).clamp_min(1e-12)
 
     def at(self, num_glimpses: int) -> "Policy":
-        """Returns the policy that decides after so many glimpses, which is mostly this one."""
+        """Returns the policy that decides after so many glimpses; one made of two overrides it."""
         return self
 
     def select(self, samples: Int[Tensor, " kept"]) -> "Policy":
-        """Returns the policy for some samples of a batch, which is mostly this one."""
+        """Returns the policy for some samples of a batch; one with an order for each sample overrides it."""
         return self
 
 
@@ -172,10 +172,10 @@ class GreedyPolicy(Policy):
     def weights(
         self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
     ) -> Float[Tensor, "batch locations"]:
-        """The softmax of training with its last tau, of which `decide` takes the maximum."""
+        """The softmax of training with the paper's last tau, of which `decide` takes the maximum."""
         every = torch.arange(seen.shape[1], device=seen.device).expand(seen.shape)
         logits = self.actor(state, every).float().masked_fill(seen, 0)
-        return (F.normalize(logits, dim=1, eps=1e-6) * FINAL_TAU).exp()  # exponents in -tau..tau
+        return scaled(logits, FINAL_TAU).exp()  # exponents in -tau..tau
 
 
 class SampledPolicy(Policy):
@@ -201,10 +201,10 @@ class SampledPolicy(Policy):
         logits = self.actor(state, candidates).float()
         if filler is not None:
             logits = logits.masked_fill(filler, 0)
-        scaled = F.normalize(logits, dim=1, eps=1e-6) * self.tau  # eps: all-zero logits stay zero
+        logits = scaled(logits, self.tau)
         if filler is not None:
-            scaled = scaled.masked_fill(filler, -torch.inf)
-        log_probabilities = scaled.log_softmax(dim=1)
+            logits = logits.masked_fill(filler, -torch.inf)
+        log_probabilities = logits.log_softmax(dim=1)
         return torch.full(seen.shape, -torch.inf, device=seen.device).scatter(
             1, candidates, log_probabilities
         )
@@ -212,7 +212,7 @@ class SampledPolicy(Policy):
     def pick(
         self, log_probabilities: Float[Tensor, "batch locations"], generator: Randomness = None
     ) -> Int[Tensor, " batch"]:
-        """Draws one location for each sample (by the Gumbel-max trick, so the host never waits)."""
+        """Draws one location for each sample, by the Gumbel-max trick: no synchronisation with a GPU."""
         shape, device = tuple(log_probabilities.shape), log_probabilities.device
         noise = random_source(generator).uniform(shape, device).clamp_min(1e-20)
         return (log_probabilities.detach() - (-noise.log()).log()).argmax(dim=1)
@@ -247,6 +247,10 @@ class FirstThen(Policy):
         """Returns the policy that decides after so many glimpses."""
         return self.first if num_glimpses < self.num_first else self.then
 
+    def select(self, samples: Int[Tensor, " kept"]) -> Policy:
+        """Returns the policy for some samples of a batch."""
+        return FirstThen(self.first.select(samples), self.then.select(samples), self.num_first)
+
     def decide(
         self,
         state: Float[Tensor, "batch features"],
@@ -271,6 +275,13 @@ class FirstThen(Policy):
         return torch.where(is_over, self.then.weights(state, seen), self.first.weights(state, seen))
 
 
+def scaled(
+    logits: Float[Tensor, "batch candidates"], tau: float | Tensor
+) -> Float[Tensor, "batch candidates"]:
+    """Divides the logits of each sample by their L2 norm, then multiplies them by tau."""
+    return F.normalize(logits, dim=1, eps=1e-6) * tau  # eps: all-zero logits stay zero
+
+
 def random_locations(
     grid: Grid, batch_size: int, device: torch.device, generator: Randomness = None
 ) -> Int[Tensor, " batch"]:
@@ -283,8 +294,9 @@ def unseen_candidates(
 ) -> tuple[Int[Tensor, "batch candidates"], Bool[Tensor, "batch candidates"] | None]:
     """Returns the unseen locations in ascending order, and which of the entries are filler.
 
-    Samples that saw more than others have fewer candidates: their rows are filled up with seen ones. Where
-    all saw equally many, `num_seen`, there is no filler.
+    Candidates are gathered, not masked, since the actor's batch norm must see unseen locations only (in
+    training all samples saw equally many). Samples that saw more than others have fewer candidates: their
+    rows are filled up with seen ones. Where all saw equally many, `num_seen`, there is no filler.
     """
     count = int((~seen).sum(dim=1).max()) if num_seen is None else seen.shape[1] - num_seen
     if count == 0:
@@ -297,49 +309,6 @@ def unseen_candidates(
     return candidates, None if num_seen is not None else seen.gather(1, candidates)
 
 
-def spiral_order(grid: Grid) -> list[int]:
-    """From the centre cell outward, ring by ring, clockwise; cells outside the grid are stepped over."""
-    row, column = grid.rows // 2, grid.columns // 2
-    visited = [grid.index((row, column))]
-    turns = [(0, 1), (1, 0), (0, -1), (-1, 0)]  # right, down, left, up
-    side = 0
-    while len(visited) < grid.num_locations:
-        row_step, column_step = turns[side % 4]
-        for _ in range(side // 2 + 1):
-            row, column = row + row_step, column + column_step
-            if 0 <= row < grid.rows and 0 <= column < grid.columns:
-                visited.append(grid.index((row, column)))
-        side += 1
-    return visited
-
-
-def plus_order(grid: Grid) -> list[int]:
-    """The centre, then the middle row and column outward, then the rest by distance from the centre."""
-    centre = (grid.rows // 2, grid.columns // 2)
-
-    def rank(location: int) -> tuple[bool, int, int]:
-        row, column = grid.row_column(location)
-        on_cross = row == centre[0] or column == centre[1]
-        return not on_cross, _distance(grid, location), location
-
-    return sorted(range(grid.num_locations), key=rank)
-
-
-def centre_out_order(grid: Grid) -> list[int]:
-    """All locations by distance from the centre, nearest first."""
-    return sorted(range(grid.num_locations), key=lambda location: (_distance(grid, location), location))
-
-
-def _distance(grid: Grid, location: int) -> int:
-    row, column = grid.row_column(location)
-    return (row - grid.rows // 2) ** 2 + (column - grid.columns // 2) ** 2
-
-
-ORDERS: dict[str, Callable[[Grid], list[int]]] = {
-    "plus": plus_order,
-    "spiral": spiral_order,
-    "centre-out": centre_out_order,
-}
 POLICIES = ("learned", "random", *ORDERS)
 
 
@@ -368,7 +337,8 @@ def make_policy(name: str, grid: Grid, actor: Scorer | None = None) -> Policy:
     if base in ORDERS:
         return OrderPolicy(ORDERS[base](grid))
     if actor is None:
-        raise StamError("this agent was trained without an actor: choose the policy random, plus or spiral")
+        known = ", ".join(name for name in POLICIES if name != "learned")
+        raise StamError(f"this agent was trained without an actor: choose one of {known}")
     learned = GreedyPolicy(actor)
     if not num_first:
         return learned

@@ -1,4 +1,4 @@
-"""Whole-image teachers: what the agent should come to believe, from an image it never sees whole."""
+"""A teacher is a frozen classifier of whole images; what it predicts is the agent's target and its reward."""
 
 from dataclasses import dataclass
 
@@ -6,19 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from stam.errors import require
-from stam.model.episode import ensemble_log_probabilities
+from stam.model.belief import ensemble_log_probabilities
 from stam.model.vit import VisionTransformer
 from stam.shapes import Float
 
 
 @dataclass(frozen=True)
-class Target:
+class TeacherOutput:
     """What a teacher says of whole images.
 
     Attributes:
         log_q: The logarithm of its distribution over the classes.
-        features: What that comes from, one vector for each token it reads out; `None` where it is not asked
-            for or cannot be had.
+        features: Its read-out features before the classifiers, one vector for each read-out token; `None`
+            where the model is not a DeiT.
     """
 
     log_q: Float[Tensor, "batch classes"]
@@ -46,16 +46,16 @@ class Teacher(nn.Module):
         return self.model.pos_embed.shape[2] if isinstance(self.model, VisionTransformer) else None
 
     @torch.no_grad()
-    def explain(self, images: Float[Tensor, "batch channels height width"]) -> Target:
+    def predict(self, images: Float[Tensor, "batch channels height width"]) -> TeacherOutput:
         """Returns what it says of normalised whole images, with its features if it is a DeiT."""
         if not isinstance(self.model, VisionTransformer):
-            return Target(ensemble_log_probabilities(self.model(images)))
+            return TeacherOutput(ensemble_log_probabilities(self.model(images)))
         features = self.model(*self.model.all_patches(images))
-        return Target(ensemble_log_probabilities(*self.model.classify(features)), features)
+        return TeacherOutput(ensemble_log_probabilities(*self.model.classify(features)), features)
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
         """Returns log q for normalised whole images."""
-        return self.explain(images).log_q
+        return self.predict(images).log_q
 
 
 def require_features(teacher: Teacher, width: int, weight: float) -> None:

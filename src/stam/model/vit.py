@@ -9,7 +9,7 @@ from stam.shapes import Float, Int
 
 
 class PatchEmbed(nn.Module):
-    """Projects flat patches; the weight has the shape of the convolution it is in a ViT."""
+    """Projects flat patches; the weight is stored as a convolution's, so that DeiT checkpoints load."""
 
     def __init__(self, patch_size: tuple[int, int], channels: int, width: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Block(nn.Module):
 
         Args:
             x: Tokens.
-            drop_masks: Factors of the two residual branches for each sample (drop-path).
+            drop_masks: Drop-path factors of the two residual branches for each sample: 0, or 1 / (1 - rate).
             num_queries: Tokens that somebody reads after the block.
         """
         attention_scale, mlp_scale = (None, None) if drop_masks is None else drop_masks.unbind()
@@ -89,9 +89,10 @@ def scaled(branch: Float[Tensor, "batch tokens width"], scale: Float[Tensor, "ba
 class VisionTransformer(nn.Module):
     """DeiT, plain (class token) or distilled (class and distillation token), with its classifiers.
 
-    It encodes any subset of patches, another one for each sample: every patch carries the position
-    embedding of its place in the whole image, and only the patches given are embedded. The last block is
-    computed for the read-out tokens alone, since nothing reads the others.
+    It encodes any subset of patches, a different one for each sample: every patch carries the position
+    embedding of its place in the whole image, and only the patches given are embedded. The class and the
+    distillation token are the read-out tokens. The last block is computed for them alone, since nothing
+    reads the others.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class VisionTransformer(nn.Module):
     ) -> Float[Tensor, "depth 2 batch 1 1"] | None:
         """Draws which residual branches to drop for each sample; `None` where nothing is dropped.
 
-        The masks are returned, not kept, so that the look-ahead pass can use the same ones.
+        The masks are returned, not kept: the pass that looks ahead to the next glimpse uses the same ones.
         """
         if not self.training or self.drop_path == 0:
             return None
@@ -189,7 +190,8 @@ class VisionTransformer(nn.Module):
         """Cuts whole images into all of their patches; returns those and their positions."""
         (rows, columns), (height, width) = self.image_patches, self.patch_size
         batch, channels = images.shape[:2]
-        tiles = images.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+        tiles = images.reshape(batch, channels, rows, height, columns, width)
+        tiles = tiles.permute(0, 2, 4, 1, 3, 5)  # (B, rows, columns, C, h, w)
         positions = torch.arange(rows * columns, device=images.device).expand(batch, -1)
         return tiles.reshape(batch, rows * columns, -1), positions
 
