@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stam.cli import COMMANDS
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "stam"
 
@@ -60,3 +62,17 @@ def test_a_room_imports_only_what_it_may(room):
 def test_every_module_lies_in_a_room():
     rooms = {room_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__", "__main__", "cli"}
     assert rooms <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_imports_another(command):
+    """Not even inside a function: what two commands need lies in a room or a helper module."""
+    names = set()
+    for node in ast.walk(ast.parse((PACKAGE / "cli" / f"{command}.py").read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names}
+            names.add(f"{'.' * node.level}{node.module or ''}")
+    assert not any(name.startswith(".") for name in names), "imports are absolute here"
+    assert not names & {f"stam.cli.{other}" for other in COMMANDS}
