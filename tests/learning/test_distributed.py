@@ -14,6 +14,8 @@ from images import make_image_folder
 from stam.cli.processes import processes
 from stam.errors import ConfigError
 from stam.learning import distributed
+from stam.learning.distributed import SharedRandomSource
+from stam.model.randomness import RandomSource
 
 SETTINGS = (
     *("--image-size", "32", "--glimpse-size", "8", "--patch-size", "4", "--width", "32", "--depth", "2"),
@@ -132,16 +134,21 @@ def test_all_stop_where_one_is_told_to_and_one_can_go_on_alone(runs):
     assert_alike(out, runs / "learned")
 
 
-def test_work_of_one_process_draws_the_same_however_many_there_are(monkeypatch):
-    def draw(world: int) -> torch.Tensor:
-        monkeypatch.setattr(distributed, "world_size", lambda: world)
-        generator = torch.Generator().manual_seed(0)
-        rows = [distributed.draw_rows(lambda n: torch.rand(n, generator=generator), 3) for _ in range(2)]
-        return torch.cat(rows)
+@pytest.mark.parametrize("batch_dim", [0, 1])
+def test_processes_draw_together_what_one_draws(monkeypatch, batch_dim):
+    def draw(source: type[RandomSource], num_samples: int) -> list[torch.Tensor]:
+        random, device = source(torch.Generator().manual_seed(0)), torch.device("cpu")
+        shape = (num_samples, 2) if batch_dim == 0 else (2, num_samples)
+        return [random.uniform(shape, device, batch_dim), random.integers(9, num_samples, device)]
 
-    assert not draw(1).equal(draw(2))
-    with distributed.alone():
-        assert draw(1).equal(draw(2))
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    parts = []
+    for rank in range(2):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        parts.append(draw(SharedRandomSource, 3))
+    numbers, integers = draw(RandomSource, 6)
+    assert torch.cat([part[0] for part in parts], dim=batch_dim).equal(numbers)
+    assert torch.cat([part[1] for part in parts]).equal(integers)
 
 
 def test_processes_share_no_gpu(monkeypatch):
