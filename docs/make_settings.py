@@ -1,10 +1,9 @@
 """Writes docs/settings.md from the settings' own docstrings: `python docs/make_settings.py`."""
 
 import dataclasses
-import inspect
-import re
 from pathlib import Path
 
+from stam.cli.parsing import described
 from stam.config import AgentConfig
 from stam.data.augment import AugmentConfig
 from stam.settings import DataConfig, TeacherConfig, TrainingConfig
@@ -21,15 +20,6 @@ SECTIONS = [
         "--NAME for stam teacher, --teacher-training.NAME for stam train",
     ),
 ]
-
-
-def described(cls: type) -> dict[str, str]:
-    """Returns what a dataclass's docstring says of each of its fields."""
-    text = inspect.getdoc(cls) or ""
-    attributes = text.split("Attributes:\n", 1)[1]
-    entries = re.split(r"\n(?= {4}\w+: )", "\n" + attributes)
-    pairs = (re.sub(r"\s+", " ", entry.strip()).split(": ", 1) for entry in entries if entry.strip())
-    return {entry[0]: entry[1] for entry in pairs}
 
 
 def default_of(field: dataclasses.Field) -> str:
@@ -51,7 +41,7 @@ def page() -> str:
         "# Settings",
         "",
         "Every field of a run, with the default of the library; a recipe may set another, and",
-        "`stam train RECIPE --help` shows what is in force. This page is written by",
+        "`stam train RECIPE --help-all` shows what is in force. This page is written by",
         "`python docs/make_settings.py` from the docstrings, and a test holds that it is current.",
     ]
     for cls, title, option in SECTIONS:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stam.cli import COMMANDS
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "stam"
 
@@ -76,3 +78,15 @@ def test_the_heart_is_free_of_speed():
     for path in (PACKAGE / "model").glob("*.py"):
         found = words.findall(path.read_text())
         assert not found, (path.name, found)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_imports_another(command):
+    """Not even inside a function: what two commands need lies in a room or a helper module."""
+    names = set()
+    for node in ast.walk(ast.parse((PACKAGE / "cli" / f"{command}.py").read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    assert not names & {f"stam.cli.{other}" for other in COMMANDS}

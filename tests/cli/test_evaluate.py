@@ -1,5 +1,6 @@
 """The commands: `stam evaluate`, `stam figures`, `stam compare`."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -9,8 +10,7 @@ from evaluating import CLASSES, make_agent, make_data, make_run
 
 import stam
 from stam.cli import main
-from stam.cli.evaluate import examples_path
-from stam.evaluation import load_evaluation
+from stam.evaluation import examples_path, load_evaluation, runs
 from stam.weights import save_agent
 
 QUICK = ["--seeds", "2", "--no-cost", "--batch-size", "8"]
@@ -169,12 +169,10 @@ def test_an_old_evaluation_is_pointed_out(home, capsys):
 
 
 def test_compare_evaluates_what_was_not(home, capsys, monkeypatch, sketched):
-    from stam.cli import figures
+    def quick(run, plan, device, measure=runs.evaluate_run):
+        return measure(run, dataclasses.replace(plan, num_seeds=2, cost=False, batch_size=8), device)
 
-    def quick(given, device, measure=figures.measure):
-        return measure(type(given)(given.run, seeds=2, cost=False, batch_size=8), device)
-
-    monkeypatch.setattr(figures, "measure", quick)
+    monkeypatch.setattr(runs, "evaluate_run", quick)
     outs = [home / f"c.{kind}" for kind in ("html", "md", "csv", "json")]
     out, err = stam_says(capsys, "compare", home / "a", home / "b", "--out", *outs)
     assert "b was not evaluated yet" in err and "next: stam serve" in err
@@ -227,14 +225,12 @@ def test_mistakes_end_in_one_line(home, capsys, arguments, message):
 
 
 def test_an_interrupted_evaluation_leaves_the_old_result(home, capsys, monkeypatch):
-    from stam.cli import evaluate as command
-
     before = (home / "a" / "evaluation.json").read_bytes()
 
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "evaluate", interrupted)
+    monkeypatch.setattr(runs, "evaluate", interrupted)
     with pytest.raises(SystemExit) as stopped:
         main(["evaluate", str(home / "a"), *QUICK])
     assert stopped.value.code == 130 and "interrupted" in capsys.readouterr().err

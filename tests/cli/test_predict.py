@@ -127,7 +127,7 @@ def test_mistakes_are_one_line_and_exit_2(agent_folder, pictures, capsys, argume
 
 
 def test_a_runs_own_resize_is_used(agent_folder, tmp_path):
-    from stam.cli.predict import open_agent
+    from stam.cli.agents import open_agent
 
     assert open_agent(agent_folder)[1] is None and open_agent(agent_folder, 30)[1] == 30
     assert open_agent(Path("digits"))[1] is None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from stam.learning import finetuning
 from stam.learning.loop import Meter
 from stam.learning.recipes import get_recipe
 from stam.learning.runs import RunFolder
+from stam.settings import REMOVED
 
 AGENT = (
     "--image-size 32 --glimpse-size 16 --patch-size 8 --width 16 --depth 1 --num-heads 2 --actor-width 8"
@@ -383,12 +385,53 @@ def test_bare_and_wrong_commands_show_examples(capsys):
     assert stam.__version__ in capsys.readouterr().out
 
 
-def test_help_lists_the_recipes(capsys):
+def help_of(capsys, *arguments: str) -> str:
     with pytest.raises(SystemExit) as stopped:
-        run("train", "tiny", "--help")
+        run(*arguments)
     assert stopped.value.code == 0
-    shown = capsys.readouterr().out
-    assert "imagenet-small-glimpse48" in shown and "--actor-width" in shown
+    return capsys.readouterr().out
+
+
+def options_in(shown: str) -> set[str]:
+    return set(re.findall(r"^(?:│ |  )(--[\w.-]+)", shown, re.MULTILINE))
+
+
+@pytest.mark.parametrize("command", ["train", "teacher"])
+def test_help_shows_a_few_options_and_help_all_every_one(command, capsys):
+    shown, everything = help_of(capsys, command, "tiny", "--help"), help_of(capsys, command, "--help-all")
+    assert help_of(capsys, command, "tiny", "-h") == shown
+    for text in (shown, everything):
+        assert "imagenet-small-glimpse48" in text and "DATA is" in text
+        assert f"For example: stam {command} " in text
+    assert f"stam {command} --help-all lists every setting" in shown and "docs/settings.md" in shown
+    few, every = options_in(shown), options_in(everything)
+    assert {"--out", "--resume", "--init", "--epochs", "--batch-size", "--device", "--fast"} <= few
+    assert few < every and len(few) <= 16 and len(every) >= 50
+    assert "digits-spiral-no-consistency" in everything
+
+
+def test_help_shows_the_defaults_in_force(capsys):
+    assert "package:imagenette-tiny" in help_of(capsys, "train", "tiny", "--help")
+    assert "(default: 120)" in help_of(capsys, "train", "tiny", "--help")
+    assert "package:digits-core" in help_of(capsys, "train", "digits", "--help")
+    assert "--actor-width" in help_of(capsys, "train", "tiny", "--help-all")
+
+
+def test_a_run_begun_with_a_setting_that_is_gone_is_resumed_only_if_it_did_nothing(images, tmp_path, capsys):
+    out = tmp_path / "run"
+    run("train", "tiny", images, "--out", out, *TINY, "--policy", "random", "--epochs", "1")
+    record = json.loads((out / "run.json").read_text())
+    (out / "state.pt").unlink()
+    record["config"]["training"] |= REMOVED | {"discount": 0.9, "mixup": 0.2}
+    (out / "run.json").write_text(json.dumps(record))
+    capsys.readouterr()
+    complaint = fails(capsys, "train", "--resume", "--out", out)
+    assert "was begun with discount 0.9, mixup 0.2, which this version does not have" in complaint
+    assert complaint.count("\n") == 1 and not (out / "state.pt").exists()
+    record["config"]["training"] |= REMOVED
+    (out / "run.json").write_text(json.dumps(record))
+    run("train", "--resume", "--out", out)
+    assert (out / "state.pt").exists()
 
 
 def test_prepare_names_the_dataset(tmp_path, capsys):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import tyro
 
-from stam.cli.figures import evaluated
 from stam.cli.parsing import next_command, parse
+from stam.cli.processes import processes
 from stam.errors import StamError, did_you_mean, require, require_package
-from stam.evaluation import Comparison, compare, load_evaluation
+from stam.evaluation import Comparison, compare, evaluated, load_evaluation
 from stam.files import save_content
 
 KINDS = (".html", ".md", ".csv", ".json")
@@ -62,7 +62,8 @@ def run(arguments: list[str]) -> None:
         if given.baseline not in given.runs:
             raise StamError(f"--baseline '{given.baseline}' is not among the runs: name one of them")
         baseline = given.runs.index(given.baseline)
-    evaluations = [load_evaluation(evaluated(path)) for path in given.runs]
+    with processes("auto") as device:
+        evaluations = [load_evaluation(evaluated(path, device)) for path in given.runs]
     comparison = compare(
         evaluations,
         given.names or None,

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 import stam
-from stam.cli import train
 from stam.cli.parsing import next_command, parse
+from stam.cli.processes import processes
 from stam.data import ClutteredDigits, Scenes, open_scenes
 from stam.errors import require
+from stam.learning import experiment
+from stam.learning.recipes import get_recipe
 from stam.learning.runs import RunFolder
 from stam.learning.validation import validate
 from stam.model.agent import Agent
@@ -22,6 +24,7 @@ from stam.settings import RunConfig
 from stam.show.animations import save_gif
 from stam.show.strips import Story, save_strip
 
+RECIPE = "digits"
 POLICIES = ("learned", "random", "plus", "spiral")
 SHOWN_GLIMPSES = 14
 
@@ -50,11 +53,8 @@ def run(arguments: list[str]) -> None:
     if parsed.resume:
         require(parsed.epochs is None, "--resume goes on with the settings of the run: leave out --epochs")
         begun = RunFolder.open(parsed.out).record()["recipe"]
-        require(begun == "digits", f"the run in '{parsed.out}' is no demo: it was begun with '{begun}'")
-    options = ["--out", str(parsed.out), *(["--resume"] if parsed.resume else [])]
-    if parsed.epochs is not None:
-        options += ["--epochs", str(parsed.epochs), "--tau-epochs", str(max(1, parsed.epochs // 2))]
-    train.run([*([] if parsed.resume else ["digits"]), *options], quietly=True)
+        require(begun == RECIPE, f"the run in '{parsed.out}' is no demo: it was begun with '{begun}'")
+    train(parsed)
     agent, config = stam.load(parsed.out / "last"), RunFolder.open(parsed.out).config()
     scenes = open_scenes("digits", seed=config.data.split_seed).val
     count = min(parsed.num_scenes, len(scenes))
@@ -63,6 +63,21 @@ def run(arguments: list[str]) -> None:
     draw(agent, parsed.out)
     print(f"\nthe agent looking: {parsed.out / 'looking.png'} and {parsed.out / 'looking.gif'}")
     next_command(f"stam serve {parsed.out}    (watch it look, in a browser), or stam evaluate {parsed.out}")
+
+
+def train(parsed: Arguments) -> None:
+    """Trains the agent of the demo, or goes on with it."""
+    config = get_recipe(RECIPE)
+    if parsed.epochs is not None:
+        training = dataclasses.replace(
+            config.training, epochs=parsed.epochs, tau_epochs=max(1, parsed.epochs // 2)
+        )
+        config = dataclasses.replace(config, training=training)
+    with processes(config.training.device):
+        if parsed.resume:
+            experiment.resume(parsed.out)
+        else:
+            experiment.begin(config, parsed.out, RECIPE)
 
 
 def accuracy_by_policy(agent: Agent, config: RunConfig, scenes: Scenes, count: int) -> dict[str, list[float]]:

@@ -4,28 +4,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import tyro
 
 from stam.cli.parsing import next_command, parse
 from stam.cli.processes import processes
-from stam.errors import StamError, require
-from stam.evaluation import (
-    Evaluation,
-    EvaluationPlan,
-    Opened,
-    collect_examples,
-    evaluate,
-    load_evaluation,
-    open_run,
-    reader_for,
-    save_evaluation,
-    save_examples,
-)
-from stam.evaluation.opening import EVALUATION_FILE, EXAMPLES_FILE
-from stam.files import make_folder
+from stam.errors import require
+from stam.evaluation import Evaluation, EvaluationPlan, evaluate_run
+from stam.evaluation.opening import EVALUATION_FILE
 from stam.learning import distributed
-from stam.model.policy import require_policy
 from stam.weights.locate import find_home
 
 
@@ -87,7 +73,17 @@ def run(arguments: list[str]) -> None:
     """Runs the command."""
     given = parse(Arguments, "evaluate", arguments)
     with processes(given.device) as device:
-        evaluation, path = measure(given, device)
+        evaluation, path = evaluate_run(
+            given.run,
+            plan_of(given),
+            device,
+            data=given.data,
+            teacher=given.teacher,
+            limit=given.limit,
+            num_examples=given.examples,
+            store=given.store,
+            out=given.out,
+        )
         if distributed.rank() != 0:
             return
         print(evaluation.to_json() if given.json else summary(evaluation))
@@ -98,25 +94,15 @@ def run(arguments: list[str]) -> None:
             next_command(f"stam figures {given.run} --evaluation {path}")
 
 
-def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
-    """Evaluates a run and writes the result; returns it with its path."""
+def plan_of(given: Arguments) -> EvaluationPlan:
+    """Returns what the arguments say to measure."""
     require(given.seeds >= 1, f"--seeds must be at least 1, got {given.seeds}")
     require(given.examples >= 0, f"--examples must be 0 or more, got {given.examples}")
-    opened = open_run(given.run, given.data, given.teacher, given.limit, given.resize_size)
-    if opened.note and distributed.rank() == 0:
-        print(opened.note, file=sys.stderr)
-    agent, own = opened.agent.to(device), opened.agent.config
-    policy = given.policy or own.policy
-    require_policy(policy)
-    require(
-        not given.store or policy == own.policy or (own.has_actor and policy.startswith("learned")),
-        f"--store keeps what is fitted for the agent's own policy, {own.policy}: leave out --policy {policy}",
-    )
-    plan = EvaluationPlan(
+    return EvaluationPlan(
         num_seeds=given.seeds,
         num_glimpses=given.glimpses,
         policy=given.policy,
-        resize_size=opened.resize_size,
+        resize_size=given.resize_size,
         batch_size=given.batch_size,
         num_workers=given.workers,
         target_accuracy=given.target_accuracy,
@@ -126,74 +112,6 @@ def measure(given: Arguments, device: torch.device) -> tuple[Evaluation, Path]:
         precision=given.precision,
         fast=given.fast,
     )
-    if given.store:
-        opened.require_own()
-    path = given.out or opened.path / result_name(opened, plan)
-    if given.out is None and distributed.rank() == 0:
-        make_folder(opened.path)
-    require(not path.is_dir(), f"--out '{path}' is a folder: name a file, such as {path / EVALUATION_FILE}")
-    if given.out is not None and not path.parent.is_dir():
-        raise StamError(f"--out '{path}': the folder '{path.parent}' does not exist; make it first")
-    evaluation = evaluate(
-        agent,
-        opened.scenes,
-        plan,
-        opened.teacher.to(device) if opened.teacher is not None else None,
-        source=opened.source,
-        name=opened.name,
-        settings=opened.settings,
-    )
-    if distributed.rank() == 0:
-        reader = reader_for(agent, opened.scenes, plan, progress=False)
-        shown = collect_examples(agent, reader, given.examples, evaluation.num_glimpses, evaluation.policy)
-        if given.store:
-            fitted = evaluation.early_exit.fit.threshold, evaluation.calibration.temperature
-            opened.store(*fitted, policy)
-            print(f"stored threshold, temperature and policy in {opened.agent_path}", file=sys.stderr)
-        if given.out is None:
-            keep_earlier(path, evaluation)
-        save_examples(shown, examples_path(path))
-        save_evaluation(evaluation, path)
-    return evaluation, path
-
-
-def keep_earlier(path: Path, evaluation: Evaluation) -> None:
-    """Moves a result aside that this one would replace, unless it answers the same question."""
-
-    def question(found: Evaluation) -> tuple[object, ...]:
-        return found.data, found.num_glimpses, found.seeds, found.precision
-
-    if not path.is_file():
-        return
-    try:
-        if question(load_evaluation(path)) == question(evaluation):
-            return
-    except StamError:
-        pass  # nobody knows what it is
-    number, aside = 1, path.with_name(f"{path.stem}-earlier.json")
-    while aside.exists():
-        number += 1
-        aside = path.with_name(f"{path.stem}-earlier-{number}.json")
-    if examples_path(path).is_file():
-        examples_path(path).replace(examples_path(aside))
-    path.replace(aside)
-    print(f"the result that was there is now {aside}", file=sys.stderr)
-
-
-def result_name(opened: Opened, plan: EvaluationPlan) -> str:
-    """Returns the result's file name: what is otherwise than the run's own is part of it."""
-    parts = [Path(EVALUATION_FILE).stem]
-    if plan.policy not in (None, opened.agent.config.policy):
-        parts.append(str(plan.policy).replace(":", "-"))
-    if not opened.own_data:
-        parts.append(Path(opened.source).stem)
-    return "-".join(parts) + ".json"
-
-
-def examples_path(path: Path) -> Path:
-    """Returns where the examples that belong to a result lie."""
-    stem = path.stem.replace(Path(EVALUATION_FILE).stem, Path(EXAMPLES_FILE).stem, 1)
-    return path.with_name((stem if stem != path.stem else f"{path.stem}-examples") + ".npz")
 
 
 def summary(evaluation: Evaluation) -> str:

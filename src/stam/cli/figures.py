@@ -1,22 +1,18 @@
 """`stam figures`: every picture of a run, and its report."""
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tyro
 
-from stam.cli.evaluate import Arguments as EvaluateArguments
-from stam.cli.evaluate import examples_path, measure
 from stam.cli.parsing import next_command, parse
 from stam.cli.processes import processes
-from stam.errors import StamError, require_choice, require_package
-from stam.evaluation import load_evaluation, load_examples
+from stam.errors import require_choice, require_package
+from stam.evaluation import evaluated, examples_path, load_evaluation, load_examples
 from stam.evaluation.opening import EVALUATION_FILE, REPORT_FILE
 from stam.files import save_content
-from stam.weights import MODEL_FILE, find_agent
+from stam.learning.runs import read_metrics
 from stam.weights.locate import find_home
 
 KINDS = ("png", "svg", "pdf")
@@ -50,7 +46,9 @@ def run(arguments: list[str]) -> None:
     from stam.show.figures import evaluation_figures, example_figures, save_figures, scenes
     from stam.show.report import run_report
 
-    path, home = evaluated(given.run, given.evaluation), find_home(given.run)
+    with processes("auto") as device:
+        path = evaluated(given.run, device, given.evaluation)
+    home = find_home(given.run)
     evaluation = load_evaluation(path)
     examples = load_examples(examples_path(path)) if examples_path(path).is_file() else []
     metrics = read_metrics(home / "metrics.jsonl")
@@ -68,36 +66,3 @@ def run(arguments: list[str]) -> None:
     else:
         print(f"{len(paths)} pictures in {folder}\nreport: {report}")
     next_command(f"stam compare {given.run} OTHER_RUN --out comparison.html")
-
-
-def evaluated(run: str | Path, given: Path | None = None) -> Path:
-    """Returns the path of a run's evaluation, or the one given; a run that has none is evaluated now."""
-    if given is not None:
-        if not given.is_file():
-            raise StamError(f"no evaluation at '{given}': stam evaluate makes one")
-        return given
-    if Path(run).is_file():
-        return Path(run)
-    agent = find_agent(run)
-    path = agent.home / EVALUATION_FILE
-    if path.is_file() and not agent.is_borrowed:
-        if (agent.folder / MODEL_FILE).stat().st_mtime > path.stat().st_mtime:
-            print(
-                f"{run} was trained on since it was evaluated: stam evaluate {run} measures it anew",
-                file=sys.stderr,
-            )
-    elif not path.is_file():
-        print(f"{run} was not evaluated yet: doing that first", file=sys.stderr)
-        with processes("auto") as device:
-            measure(EvaluateArguments(str(run)), device)
-    return path
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads the metrics a training logged; none where it logged none."""
-    if not path.is_file():
-        return []
-    try:
-        return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise StamError(f"'{path}' is damaged: {error}") from error

@@ -1,13 +1,15 @@
 """Reads a command's arguments into a dataclass."""
 
 import contextlib
+import dataclasses
 import difflib
+import inspect
 import io
 import itertools
 import re
 import sys
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
@@ -27,7 +29,12 @@ def split_positionals(arguments: list[str], most: int) -> tuple[list[str], list[
 
 
 def parse(
-    cls: type[T], command: str, arguments: list[str], default: T | None = None, more_help: str = ""
+    cls: type[T],
+    command: str,
+    arguments: list[str],
+    default: T | None = None,
+    more_help: str = "",
+    shown: tuple[str, ...] = (),
 ) -> T:
     """Returns the arguments of a command; `--help` and mistakes end the program here.
 
@@ -38,31 +45,66 @@ def parse(
         command: The command's name.
         arguments: What the user wrote.
         default: Values for what the user leaves out.
-        more_help: What `--help` says beside the options.
+        more_help: What help says beside the options.
+        shown: The few options that `--help` lists, if not all; `--help-all` then does.
     """
     purpose, example = COMMANDS[command]
-    about = f"{purpose[0].upper()}{purpose[1:]}.\n\nFor example: {example}"
+    in_full = not shown or "--help-all" in arguments
+    about = [f"{purpose[0].upper()}{purpose[1:]}.", f"For example: {example}"]
+    about += [more_help] if more_help else []
+    about += [] if in_full else [f"stam {command} --help-all lists every setting, as docs/settings.md does."]
+    if wants_help(arguments):
+        cls, default = (cls, default) if in_full else shortened(default, shown)
+        arguments = ["--help"]
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             parsed = tyro.cli(
                 cls,
                 prog=f"stam {command}",
-                description=f"{about}\n\n{more_help}".strip(),
+                description="\n\n".join(about),
                 args=arguments,
                 default=default,
                 use_underscores=False,
             )
     except SystemExit as stopped:
         if stopped.code and complaint.getvalue():
-            raise ConfigError(in_one_line(complaint.getvalue(), command)) from None
+            how = f"stam {command} {'--help-all' if shown else '--help'}"
+            raise ConfigError(in_one_line(complaint.getvalue(), how)) from None
         raise
     assert parsed is not None
     require_sensible_numbers(parsed)
     return parsed
 
 
-def in_one_line(complaint: str, command: str) -> str:
+def shortened(default: Any, shown: tuple[str, ...]) -> tuple[type, Any]:
+    """Returns a dataclass of a few options and its values, both taken from a larger one.
+
+    Args:
+        default: An instance of the larger dataclass; options may also lie in the dataclasses it holds.
+        shown: The names of the options; of several with one name the first is taken.
+    """
+    found: dict[str, tuple[str, Any, Any]] = {}
+    parts = [default, *(value for value in vars(default).values() if dataclasses.is_dataclass(value))]
+    for part in parts:
+        words, types = described(type(part)), get_type_hints(type(part))
+        for name, value in vars(part).items():
+            if name in shown and name not in found:
+                option = Annotated[types[name], tyro.conf.arg(help=words[name])]  # type: ignore[valid-type]
+                found[name] = (name, option, dataclasses.field(default=value))
+    few = dataclasses.make_dataclass("Arguments", [found[name] for name in shown])
+    return few, few()
+
+
+def described(cls: type) -> dict[str, str]:
+    """Returns what a dataclass's docstring says of each of its fields."""
+    attributes = (inspect.getdoc(cls) or "").split("Attributes:\n", 1)[1]
+    entries = re.split(r"\n(?= {4}\w+: )", "\n" + attributes)
+    pairs = (re.sub(r"\s+", " ", entry.strip()).split(": ", 1) for entry in entries if entry.strip())
+    return {entry[0]: entry[1] for entry in pairs}
+
+
+def in_one_line(complaint: str, how_to_see_all: str) -> str:
     """Returns what a box says of a mistake in the options, and the option nearest to a misspelt one."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", complaint).strip()
     lines = [line.strip("│ ") for line in plain.splitlines() if not line.startswith(("╭", "╰"))]
@@ -75,12 +117,12 @@ def in_one_line(complaint: str, command: str) -> str:
     known = [line.split()[0] for line in lines[len(said) :] if line.startswith("--")]
     close = difflib.get_close_matches(wrong[0], known, n=1, cutoff=0) if wrong else []
     meant = f"; did you mean {close[0]}?" if close and close[0] != (wrong and wrong[0]) else ""
-    return f"{message.removesuffix('.')}{meant or ';'} see stam {command} --help"
+    return f"{message.removesuffix('.')}{meant or ';'} see {how_to_see_all}"
 
 
 def wants_help(options: list[str]) -> bool:
     """Tells whether help is asked for, so that nothing else need be right."""
-    return "-h" in options or "--help" in options
+    return any(option in ("-h", "--help", "--help-all") for option in options)
 
 
 def require_out(out: Path | None, example: str) -> Path:

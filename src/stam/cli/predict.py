@@ -13,17 +13,16 @@ import tyro
 from PIL import Image
 from tqdm import tqdm
 
+from stam.cli.agents import open_agent
 from stam.cli.parsing import next_command, parse
 from stam.data import decode_image
 from stam.data.folder import image_files
 from stam.errors import DataError, StamError, require
-from stam.learning.runs import recorded_resize_size
 from stam.live import LiveStep, Session, look_through, scene_view
 from stam.model.agent import Agent
 from stam.scene.sensor import ImageSensor
 from stam.show.animations import save_gif
 from stam.show.strips import Story, save_strip
-from stam.weights import find_agent, load_agent
 
 _BATCH = 32
 _MOST_PICTURES = 24  # scenes in a strip or an animation
@@ -125,16 +124,6 @@ def find_images(given: Sequence[Path]) -> list[Path]:
         else:
             raise DataError(f"no image or folder at '{path}': check the path")
     return found
-
-
-def open_agent(source: str | Path, resize_size: int | None = None) -> tuple[Agent, int | None]:
-    """Loads an agent and says how its images are resized: as asked, or as in its evaluation."""
-    found = find_agent(source)
-    agent = load_agent(found.folder)
-    if resize_size is None:
-        return agent, recorded_resize_size(found)
-    require(resize_size >= 1, f"--resize-size must be at least 1, got {resize_size}")
-    return agent, resize_size
 
 
 def predict(

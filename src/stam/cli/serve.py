@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import tyro
 
+from stam.cli.agents import open_agent
 from stam.cli.parsing import next_command, parse
-from stam.cli.predict import open_agent
 from stam.errors import require, require_package
 from stam.model.agent import Agent
 from stam.weights import find_agent

@@ -6,29 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 
-from stam.cli.data import open_data
 from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
 from stam.cli.processes import processes
-from stam.cli.train import (
-    RECIPES_AND_DATA,
-    begin_folder,
-    choose_recipe,
-    open_to_go_on,
-    refuse,
-    require_batches,
-    with_classes,
-)
+from stam.cli.recipes import choose_recipe, recipes_and_data, refuse, require_as_begun
 from stam.config import AgentConfig
-from stam.learning import distributed
-from stam.learning.finetuning import build_student, finetune
-from stam.learning.optimisation import choose_device
+from stam.learning import distributed, experiment
 from stam.learning.recipes import get_recipe
 from stam.learning.runs import RunFolder
-from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
+from stam.settings import DataConfig, RunConfig, TeacherConfig
+
+SHOWN = (
+    *("out", "resume", "init", "model", "epochs", "batch_size", "base_lr", "mixup", "cutmix"),
+    *("resize_size", "device", "fast", "seed", "tensorboard"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,65 +58,41 @@ def run(arguments: list[str]) -> None:
     refuse(options, ("--path",), "name the data after the recipe")
     recipe, path = choose_recipe(positionals, wants_help(options) or "--resume" in options)
     base = get_recipe(recipe)
-    data = base.data if path is None else dataclasses.replace(base.data, path=path)
-    parsed = parse(
-        Arguments,
-        "teacher",
-        options,
-        default=Arguments(
-            init=base.init,
-            class_indices=base.class_indices,
-            teacher=base.teacher_training,
-            data=data,
-            agent=base.agent,
-        ),
-        more_help=RECIPES_AND_DATA,
+    default = Arguments(
+        init=base.init,
+        class_indices=base.class_indices,
+        teacher=base.teacher_training,
+        data=base.data if path is None else dataclasses.replace(base.data, path=path),
+        agent=base.agent,
     )
+    about = recipes_and_data(in_full="--help-all" in options)
+    parsed = parse(Arguments, "teacher", options, default, about, SHOWN)
     out = require_out(parsed.out, "stam teacher tiny path/to/images --out RUN")
+    loggers = (tensorboard_logger(out),) if parsed.tensorboard else ()
     with processes(parsed.teacher.device):
-        begun = None
         if parsed.resume:
-            begun = open_to_go_on(out, "teacher", recipe if positionals else None, path, options)
-        work(parsed, recipe, base.training, out, begun)
+            require_as_begun(out, "teacher", recipe if positionals else None, path, options)
+            experiment.resume_teacher(out, loggers)
+        else:
+            experiment.begin_teacher(config_of(parsed, base), out, recipe, loggers)
+        if distributed.rank() == 0:
+            say_next(RunFolder(out))
 
 
-def work(
-    parsed: Arguments, recipe: str, training: TrainingConfig, out: Path, begun: RunFolder | None
-) -> None:
-    """Does what the arguments say; goes on with a run that was begun."""
-    if begun is not None:
-        config = begun.config()
-        recipe = begun.record()["recipe"].removeprefix("teacher:")
-        splits = open_data(config.data, begun.split())
-    else:
-        splits = open_data(parsed.data)
-        agent = with_classes(parsed.agent, splits.train.classes)
-        training = dataclasses.replace(training, num_glimpses=1)
-        config = RunConfig(
-            agent, parsed.data, training, parsed.teacher, parsed.init, None, parsed.class_indices
-        )
-        require_batches(len(splits.train), config.teacher_training.batch_size, "--batch-size")
-    choose_device(config.teacher_training.device)
-    torch.manual_seed(config.teacher_training.seed)
-    model, record = build_student(
-        config.teacher_training, config.agent, config.init, splits.train.classes, config.class_indices
+def config_of(parsed: Arguments, base: RunConfig) -> RunConfig:
+    """Returns the experiment that the arguments describe; an agent is not trained in it."""
+    return RunConfig(
+        agent=parsed.agent,
+        data=parsed.data,
+        training=dataclasses.replace(base.training, num_glimpses=1),  # fits every grid
+        teacher_training=parsed.teacher,
+        init=parsed.init,
+        class_indices=parsed.class_indices,
     )
-    folder = begun or begin_folder(out, f"teacher:{recipe}", config, splits.record)
-    loggers = (tensorboard_logger(folder.path),) if parsed.tensorboard and distributed.rank() == 0 else ()
-    finetune(
-        folder,
-        config.teacher_training,
-        config.data,
-        config.agent,
-        model,
-        record,
-        splits.train,
-        splits.val,
-        parsed.resume,
-        f"{distributed.launcher()} teacher --resume --out {folder.path}",
-        loggers,
-    )
-    if distributed.rank() > 0:
-        return
+
+
+def say_next(folder: RunFolder) -> None:
+    """Names the teacher and the next command."""
+    recipe, data = experiment.recipe_of(folder), folder.config().data.path
     print(f"the teacher is in {folder.path / 'best'}", file=sys.stderr)
-    next_command(f"stam train {recipe} {config.data.path} --teacher {folder.path} --out RUN")
+    next_command(f"stam train {recipe} {data} --teacher {folder.path} --out RUN")

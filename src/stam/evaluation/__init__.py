@@ -7,6 +7,7 @@ from stam.evaluation.evaluate import EvaluationPlan, evaluate, reader_for
 from stam.evaluation.examples import Example, collect_examples, load_examples, save_examples
 from stam.evaluation.opening import Opened, open_run
 from stam.evaluation.results import Evaluation, load_evaluation, save_evaluation
+from stam.evaluation.runs import evaluate_run, evaluated, examples_path
 
 __all__ = [
     "Comparison",
@@ -20,6 +21,9 @@ __all__ = [
     "compare",
     "core_multiply_adds",
     "evaluate",
+    "evaluate_run",
+    "evaluated",
+    "examples_path",
     "fit_threshold",
     "load_evaluation",
     "load_examples",

@@ -1,6 +1,7 @@
 """Named experiments: functions that return a full configuration. Every experiment of the paper has one.
 
-A name is built of parts: the data or size, then what differs from the default. `stam train --help` lists all.
+A name is built of parts: the data or size, then what differs from the default. `stam train --help-all`
+lists all.
 """
 
 import dataclasses

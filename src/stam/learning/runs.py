@@ -186,3 +186,13 @@ def recorded_resize_size(agent: FoundAgent) -> int | None:
     Its run says it. Agents without a run take whole scenes: `None`.
     """
     return None if agent.run is None else RunFolder(agent.run).record()["config"]["data"]["resize_size"]
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Reads the metrics a training logged; none where it logged none."""
+    if not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RunError(f"'{path}' is damaged: {error}") from error

@@ -148,7 +148,7 @@ class AgentLearner(Learner):
         self._graphed: GraphedFunction | None = None
 
     def train_batch(self, place: Place, raw: RawBatch) -> None:
-        """Augments a batch and learns from it; on a GPU it augments while the batch before is learned from."""
+        """Augments a batch and learns from it; on a GPU it augments while the last batch is learned from."""
         seed = (self.settings.seed, place.epoch, place.batch)
         process = distributed.rank(), distributed.world_size()
         with self.pipeline.preparing():

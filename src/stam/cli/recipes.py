@@ -1,0 +1,79 @@
+"""The words that `stam train` and `stam teacher` take before their options, and what may go with --resume."""
+
+from pathlib import Path
+
+from stam.errors import ConfigError, require
+from stam.learning.experiment import recipe_of, reopen
+from stam.learning.recipes import RECIPES, get_recipe
+from stam.learning.runs import RunError
+
+DEFAULT_RECIPE = "digits"
+DEFAULT_FOR_IMAGES = "tiny"
+_WITH_RESUME = ("--resume", "--out", "--tensorboard")
+
+
+def recipes_and_data(in_full: bool) -> str:
+    """Returns what help says of RECIPE and DATA; variants of recipes one by one, or by their ending."""
+    data = "DATA is the word digits, a folder of class folders, or tar shards."
+    if in_full:
+        return f"RECIPE is one of: {', '.join(RECIPES)}.\n\n{data}"
+    endings = [name.removeprefix(DEFAULT_RECIPE) for name in RECIPES if name.startswith(f"{DEFAULT_RECIPE}-")]
+    varied = [name for name in RECIPES if all(name + ending in RECIPES for ending in endings)]
+    variants = {name + ending for name in varied for ending in endings}
+    return (
+        f"RECIPE is one of: {', '.join(name for name in RECIPES if name not in variants)}.\n\n"
+        f"{', '.join(varied[:-1])} and {varied[-1]} may end in {', '.join(endings)}.\n\n{data}"
+    )
+
+
+def choose_recipe(positionals: list[str], without_data: bool = False) -> tuple[str, str | None]:
+    """Returns the recipe and the data that the words before the options name.
+
+    Args:
+        positionals: Those words.
+        without_data: Whether data may be missing, as when only help is asked for.
+    """
+    if not positionals:
+        return DEFAULT_RECIPE, None
+    first, *rest = positionals
+    if first not in RECIPES and not rest and Path(first).exists():
+        return DEFAULT_FOR_IMAGES, first
+    get_recipe(first)
+    needs_data = not first.startswith("digits") and not without_data
+    require(
+        bool(rest) or not needs_data,
+        f"the recipe '{first}' needs data: stam train {first} path/to/images --out RUN",
+    )
+    return first, rest[0] if rest else None
+
+
+def refuse(options: list[str], names: tuple[str, ...], why: str) -> None:
+    """Raises where an option is given that would be overruled."""
+    for option in options:
+        if option.split("=")[0] in names:
+            raise ConfigError(f"{option} cannot be set here: {why}")
+
+
+def require_as_begun(
+    out: Path, command: str, recipe: str | None, path: str | None, options: list[str]
+) -> None:
+    """Raises where a run to be resumed was not begun with what is given.
+
+    Args:
+        out: The run folder.
+        command: The command that is to go on, train or teacher.
+        recipe: The recipe named, if one was.
+        path: The data named, if it was.
+        options: All options given.
+    """
+    extra = [
+        option for option in options if option.startswith("--") and option.split("=")[0] not in _WITH_RESUME
+    ]
+    if extra:
+        raise RunError(f"--resume goes on with the settings of the run: leave out {' '.join(extra)}")
+    folder = reopen(out, command)
+    begun, data = recipe_of(folder), folder.config().data.path
+    if recipe not in (None, begun):
+        raise RunError(f"the run in '{out}' was begun with the recipe '{begun}': leave out {recipe}")
+    if path is not None and Path(path).resolve() != Path(data).resolve():
+        raise RunError(f"the run in '{out}' was begun with the data '{data}': leave out {path}")

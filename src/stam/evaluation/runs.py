@@ -1,0 +1,156 @@
+"""Evaluates runs and keeps the results in their folders: what they are called, what is there already."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import torch
+
+from stam.errors import StamError, require
+from stam.evaluation.evaluate import EvaluationPlan, evaluate, reader_for
+from stam.evaluation.examples import collect_examples, save_examples
+from stam.evaluation.opening import EVALUATION_FILE, EXAMPLES_FILE, Opened, open_run
+from stam.evaluation.results import Evaluation, load_evaluation, save_evaluation
+from stam.files import make_folder
+from stam.learning import distributed
+from stam.weights import MODEL_FILE, find_agent
+
+
+def evaluate_run(
+    run: str | Path,
+    plan: EvaluationPlan,
+    device: torch.device,
+    *,
+    data: str | None = None,
+    teacher: str | None = None,
+    limit: int | None = None,
+    num_examples: int = 6,
+    store: bool = False,
+    out: Path | None = None,
+) -> tuple[Evaluation, Path]:
+    """Evaluates a run and writes the result; returns it with its path.
+
+    Args:
+        run: A run folder, a weights folder, the name of an agent that ships, or `hub:NAME`.
+        plan: What to measure and how; without a `resize_size`, scenes are resized as the run says.
+        device: Where to.
+        data: What to evaluate on; by default the run's own validation part.
+        teacher: A teacher's folder or DeiT file; by default the run's own, if it has one.
+        limit: Use so many scenes only, drawn at random, always the same.
+        num_examples: Scenes to keep for pictures, glimpse by glimpse.
+        store: Keep the fitted threshold and temperature, and their policy, with the weights.
+        out: The file to write; by default one in the run folder, see `result_name`.
+    """
+    opened = open_run(run, data, teacher, limit, plan.resize_size)
+    if opened.note and distributed.rank() == 0:
+        print(opened.note, file=sys.stderr)
+    plan = dataclasses.replace(plan, resize_size=opened.resize_size)
+    agent, own = opened.agent.to(device), opened.agent.config
+    policy = plan.policy or own.policy
+    if store:
+        require(
+            policy == own.policy or (own.has_actor and policy.startswith("learned")),
+            f"--store keeps what is fitted for the agent's own policy, {own.policy}: "
+            f"leave out --policy {policy}",
+        )
+        opened.require_own()
+    path = _result_path(opened, plan, out)
+    evaluation = evaluate(
+        agent,
+        opened.scenes,
+        plan,
+        opened.teacher.to(device) if opened.teacher is not None else None,
+        source=opened.source,
+        name=opened.name,
+        settings=opened.settings,
+    )
+    if distributed.rank() == 0:
+        reader = reader_for(agent, opened.scenes, plan, progress=False)
+        shown = collect_examples(agent, reader, num_examples, evaluation.num_glimpses, evaluation.policy)
+        if store:
+            fitted = evaluation.early_exit.fit.threshold, evaluation.calibration.temperature
+            opened.store(*fitted, policy)
+            print(f"stored threshold, temperature and policy in {opened.agent_path}", file=sys.stderr)
+        if out is None:
+            keep_earlier(path, evaluation)
+        save_examples(shown, examples_path(path))
+        save_evaluation(evaluation, path)
+    return evaluation, path
+
+
+def evaluated(run: str | Path, device: torch.device, given: Path | None = None) -> Path:
+    """Returns the path of a run's evaluation; a run that has none is evaluated now.
+
+    Args:
+        run: A run, as `evaluate_run` takes it, or a result of one.
+        device: Where to evaluate.
+        given: Another result to use instead of the run's own.
+    """
+    if given is not None:
+        if not given.is_file():
+            raise StamError(f"no evaluation at '{given}': stam evaluate makes one")
+        return given
+    if Path(run).is_file():
+        return Path(run)
+    agent = find_agent(run)
+    path = agent.home / EVALUATION_FILE
+    if path.is_file() and not agent.is_borrowed:
+        if (agent.folder / MODEL_FILE).stat().st_mtime > path.stat().st_mtime:
+            print(
+                f"{run} was trained on since it was evaluated: stam evaluate {run} measures it anew",
+                file=sys.stderr,
+            )
+    elif not path.is_file():
+        print(f"{run} was not evaluated yet: doing that first", file=sys.stderr)
+        evaluate_run(str(run), EvaluationPlan(precision="auto"), device)
+    return path
+
+
+def _result_path(opened: Opened, plan: EvaluationPlan, out: Path | None) -> Path:
+    """Returns where the result goes, in a folder that is there."""
+    path = out or opened.path / result_name(opened, plan)
+    if out is None and distributed.rank() == 0:
+        make_folder(opened.path)
+    require(not path.is_dir(), f"--out '{path}' is a folder: name a file, such as {path / EVALUATION_FILE}")
+    if out is not None and not path.parent.is_dir():
+        raise StamError(f"--out '{path}': the folder '{path.parent}' does not exist; make it first")
+    return path
+
+
+def keep_earlier(path: Path, evaluation: Evaluation) -> None:
+    """Moves a result aside that this one would replace, unless it answers the same question."""
+
+    def question(found: Evaluation) -> tuple[object, ...]:
+        return found.data, found.num_glimpses, found.seeds, found.precision
+
+    if not path.is_file():
+        return
+    try:
+        if question(load_evaluation(path)) == question(evaluation):
+            return
+    except StamError:
+        pass  # nobody knows what it is
+    number, aside = 1, path.with_name(f"{path.stem}-earlier.json")
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.stem}-earlier-{number}.json")
+    if examples_path(path).is_file():
+        examples_path(path).replace(examples_path(aside))
+    path.replace(aside)
+    print(f"the result that was there is now {aside}", file=sys.stderr)
+
+
+def result_name(opened: Opened, plan: EvaluationPlan) -> str:
+    """Returns the result's file name: what is otherwise than the run's own is part of it."""
+    parts = [Path(EVALUATION_FILE).stem]
+    if plan.policy not in (None, opened.agent.config.policy):
+        parts.append(str(plan.policy).replace(":", "-"))
+    if not opened.own_data:
+        parts.append(Path(opened.source).stem)
+    return "-".join(parts) + ".json"
+
+
+def examples_path(path: Path) -> Path:
+    """Returns where the examples that belong to a result lie."""
+    stem = path.stem.replace(Path(EVALUATION_FILE).stem, Path(EXAMPLES_FILE).stem, 1)
+    return path.with_name((stem if stem != path.stem else f"{path.stem}-examples") + ".npz")

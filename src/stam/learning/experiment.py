@@ -1,0 +1,241 @@
+"""From a configuration to a trained agent or teacher in one call: begin a run, or resume one.
+
+What can be wrong is found before the run folder is made: the device, the data, the batch, the weights.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import torch
+
+from stam.data import Scenes, SplitRecord, Splits, Subset, check_images, open_scenes
+from stam.errors import DataError, require
+from stam.learning import distributed
+from stam.learning.finetuning import Student, build_student, finetune
+from stam.learning.loop import MetricLogger, Plan
+from stam.learning.optimisation import choose_device
+from stam.learning.runs import RunError, RunFolder
+from stam.learning.training import train
+from stam.model.agent import Agent
+from stam.model.teacher import Teacher, require_features
+from stam.settings import REMOVED, DataConfig, RunConfig
+from stam.weights import open_teacher, start_agent
+
+_TEACHER = "teacher:"  # before the recipe in the record of a teacher's run
+
+Loggers = tuple[MetricLogger, ...]
+
+
+def begin(config: RunConfig, out: str | Path, recipe: str = "custom", loggers: Loggers = ()) -> Agent:
+    """Trains an agent in a new run folder, fine-tuning a teacher first where none is named.
+
+    Args:
+        config: The whole experiment, such as `stam.learning.recipes.get_recipe` returns; its classes are
+            replaced by those of the data.
+        out: The run folder; it must be empty or absent.
+        recipe: What the record of the run calls the configuration.
+        loggers: Called with every epoch's metrics, beside `metrics.jsonl`.
+
+    Raises:
+        StamError: The run cannot begin as asked; no folder was made.
+        Interrupted: Ctrl-C; the state was saved and `resume` goes on from it.
+    """
+    choose_device(config.training.device)
+    choose_device(config.teacher_training.device)
+    splits = open_data(config.data)
+    config = with_classes(config, splits.train.classes)
+    require_batches(len(splits.train), config.training.batch_size, "--batch-size")
+    agent, teacher = _start(config, splits)
+    config = dataclasses.replace(config, agent=agent.config)
+    folder = _make_folder(out, recipe, config, splits.record)
+    return _train(folder, config, agent, teacher, splits, False, loggers)
+
+
+def resume(out: str | Path, loggers: Loggers = ()) -> Agent:
+    """Goes on with a run of `begin`, exactly where it stopped and with the settings it was begun with."""
+    folder = reopen(out, "train")
+    config = folder.config()
+    choose_device(config.training.device)
+    choose_device(config.teacher_training.device)
+    splits = open_data(config.data, folder.split())
+    agent, teacher = _start(config, splits)
+    return _train(folder, config, agent, teacher, splits, True, loggers)
+
+
+def begin_teacher(
+    config: RunConfig, out: str | Path, recipe: str = "custom", loggers: Loggers = ()
+) -> Teacher:
+    """Fine-tunes a whole-image teacher in a new run folder; the arguments are those of `begin`."""
+    splits = open_data(config.data)
+    config = dataclasses.replace(with_classes(config, splits.train.classes), teacher=None)
+    require_batches(len(splits.train), config.teacher_training.batch_size, "--batch-size")
+    student = _start_student(config, splits)
+    folder = _make_folder(out, f"{_TEACHER}{recipe}", config, splits.record)
+    return _finetune(folder, config, student, splits, False, loggers)
+
+
+def resume_teacher(out: str | Path, loggers: Loggers = ()) -> Teacher:
+    """Goes on with a run of `begin_teacher`, as `resume` does with a run of `begin`."""
+    folder = reopen(out, "teacher")
+    config = folder.config()
+    splits = open_data(config.data, folder.split())
+    return _finetune(folder, config, _start_student(config, splits), splits, True, loggers)
+
+
+def reopen(out: str | Path, command: str) -> RunFolder:
+    """Opens a run to go on with.
+
+    Args:
+        out: The run folder.
+        command: What the run must have been begun with: `train` or `teacher`.
+
+    Raises:
+        RunError: There is no run, it was begun with the other command, or with a setting that this version
+            does not have and that made a difference.
+    """
+    folder = RunFolder.open(out)
+    record = folder.record()
+    kind = "teacher" if record["recipe"].startswith(_TEACHER) else "train"
+    if kind != command:
+        raise RunError(f"the run in '{out}' was begun with stam {kind}: stam {kind} --resume --out {out}")
+    recorded = record["config"].get("training", {}) if kind == "train" else {}
+    gone = [
+        f"{name} {recorded[name]}"
+        for name, neutral in REMOVED.items()
+        if recorded.get(name, neutral) != neutral
+    ]
+    if gone:
+        raise RunError(
+            f"the run in '{out}' was begun with {', '.join(gone)}, which this version does not have: "
+            "resume it with the version that began it, or begin another run"
+        )
+    return folder
+
+
+def recipe_of(folder: RunFolder) -> str:
+    """Returns the name of the recipe a run was begun with."""
+    return folder.record()["recipe"].removeprefix(_TEACHER)
+
+
+def open_data(data: DataConfig, record: SplitRecord | None = None) -> Splits:
+    """Opens and checks the data; with a record, that of the run which is resumed.
+
+    Raises:
+        DataError: There is no such data, it is laid out otherwise, an image cannot be read, or the images are
+            not those the run began with.
+    """
+    splits = open_scenes(data.path, val_fraction=data.val_fraction, seed=data.split_seed, record=record)
+    if record is not None and splits.record != record:
+        raise DataError(f"the images in {data.path} are not those the run began with: bring them back")
+    if not data.check:
+        return splits
+    parts = []
+    for name, scenes in (("training", splits.train), ("validation", splits.val)):
+        report = check_images(
+            scenes, skip_unreadable=data.skip_unreadable, description=f"checking {name} images"
+        )
+        for problem in report.unreadable:
+            print(f"stam: skipped: {problem}", file=sys.stderr)
+        if report.unreadable:
+            print(f"stam: skipped {len(report.unreadable)} unreadable {name} images", file=sys.stderr)
+        parts.append(Subset(scenes, report.readable) if report.unreadable else scenes)
+    return Splits(parts[0], parts[1], splits.record)
+
+
+def with_classes(config: RunConfig, classes: tuple[str, ...]) -> RunConfig:
+    """Returns the configuration for the data's classes."""
+    agent = dataclasses.replace(config.agent, num_classes=len(classes), labels=classes)
+    return dataclasses.replace(config, agent=agent)
+
+
+def require_batches(num_scenes: int, batch_size: int, option: str) -> None:
+    """Raises where the scenes do not make one batch, or processes cannot share it."""
+    require(
+        batch_size <= num_scenes,
+        f"{option} {batch_size} is larger than the {num_scenes} training images: use at most {num_scenes}",
+    )
+    Plan(num_scenes, 1, batch_size, 1.0, 0).num_batches()  # refuses a batch that cannot be shared
+
+
+def _start(config: RunConfig, splits: Splits) -> tuple[Agent, Teacher | Student]:
+    """Builds the agent, and its teacher or the model to be fine-tuned into one."""
+    torch.manual_seed(config.training.seed)
+    agent = start_agent(config.init, config.agent, config.class_indices)
+    return agent, _find_teacher(dataclasses.replace(config, agent=agent.config), splits.train)
+
+
+def _find_teacher(config: RunConfig, train_scenes: Scenes) -> Teacher | Student:
+    """Opens the teacher that is named, or builds the one to be fine-tuned, so that nothing fails later."""
+    classes = train_scenes.classes
+    if config.teacher is not None:
+        teacher = open_teacher(config.teacher, classes, config.agent, config.class_indices)
+        require_features(teacher, config.agent.width, config.training.feature_weight)
+        return teacher
+    given = config.teacher_training
+    require_batches(len(train_scenes), given.batch_size, "--teacher-training.batch-size")
+    return build_student(given, config.agent, config.init, classes, config.class_indices)
+
+
+def _start_student(config: RunConfig, splits: Splits) -> Student:
+    choose_device(config.teacher_training.device)
+    torch.manual_seed(config.teacher_training.seed)
+    return build_student(
+        config.teacher_training, config.agent, config.init, splits.train.classes, config.class_indices
+    )
+
+
+def _make_folder(out: str | Path, recipe: str, config: RunConfig, split: SplitRecord) -> RunFolder:
+    """Makes the run folder, once for all processes."""
+    if distributed.rank() == 0:
+        RunFolder.create(out).write_record(recipe, config, split)
+    distributed.wait()
+    return RunFolder(out)
+
+
+def _train(
+    folder: RunFolder,
+    config: RunConfig,
+    agent: Agent,
+    teacher: Teacher | Student,
+    splits: Splits,
+    resumed: bool,
+    loggers: Loggers,
+) -> Agent:
+    """Fine-tunes a teacher where there is none, then trains the agent."""
+    if not isinstance(teacher, Teacher):
+        teacher = _own_teacher(folder, config, teacher, splits)
+    return train(folder, config, agent, teacher, splits.train, splits.val, resumed, loggers)
+
+
+def _own_teacher(folder: RunFolder, config: RunConfig, student: Student, splits: Splits) -> Teacher:
+    """Fine-tunes the run's own teacher in `RUN/teacher`, or goes on with it."""
+    inner = RunFolder(folder.path / "teacher")
+    inner.path.mkdir(exist_ok=True)
+    if distributed.rank() == 0:
+        print("no teacher given: fine-tuning one on the data first", file=sys.stderr)
+    how_to_resume = f"{distributed.launcher()} train --resume --out {folder.path}"
+    return _finetune(inner, config, student, splits, inner.state_file.exists(), (), how_to_resume)
+
+
+def _finetune(
+    folder: RunFolder,
+    config: RunConfig,
+    student: Student,
+    splits: Splits,
+    resumed: bool,
+    loggers: Loggers,
+    how_to_resume: str = "",
+) -> Teacher:
+    return finetune(
+        folder,
+        config.teacher_training,
+        config.data,
+        config.agent,
+        *student,
+        splits.train,
+        splits.val,
+        resumed,
+        how_to_resume or f"{distributed.launcher()} teacher --resume --out {folder.path}",
+        loggers,
+    )

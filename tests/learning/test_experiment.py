@@ -1,0 +1,59 @@
+"""A run from Python: one call begins it, one call resumes it, and nothing is left behind by a mistake."""
+
+import dataclasses
+
+import pytest
+from images import make_image_folder
+
+import stam
+from stam.config import AgentConfig
+from stam.errors import ConfigError, DataError
+from stam.learning import experiment
+from stam.learning.runs import RunError, RunFolder
+from stam.settings import AugmentConfig, DataConfig, RunConfig, TeacherConfig, TrainingConfig
+
+
+@pytest.fixture
+def config(tmp_path) -> RunConfig:
+    return RunConfig(
+        agent=AgentConfig(
+            2, 32, 16, 8, width=16, depth=1, num_heads=2, actor_width=8, critic_width=8, drop_path=0.0
+        ),
+        data=DataConfig(
+            str(make_image_folder(tmp_path / "images")), num_workers=0, augment=AugmentConfig.off()
+        ),
+        training=TrainingConfig(num_glimpses=2, epochs=1, batch_size=4, device="cpu"),
+        teacher_training=TeacherConfig(epochs=1, batch_size=6, warmup_epochs=0, device="cpu"),
+    )
+
+
+def test_a_teacher_then_an_agent_in_one_call_each(config, tmp_path):
+    seen = []
+    experiment.begin_teacher(config, tmp_path / "teacher", loggers=(seen.append,))
+    assert len(seen) == 1 and "val/score" in seen[0]
+    config = dataclasses.replace(config, teacher=str(tmp_path / "teacher"))
+    agent = experiment.begin(config, tmp_path / "run", loggers=(seen.append,))
+    assert agent.labels == ("class0", "class1", "class2") and not agent.training
+    assert len(seen) == 2 and "loss/actor" in seen[1]
+    folder = RunFolder.open(tmp_path / "run")
+    assert experiment.recipe_of(folder) == "custom" and folder.config().agent == agent.config
+    for name, value in experiment.resume(tmp_path / "run").state_dict().items():  # nothing is left to do
+        assert value.equal(stam.load(tmp_path / "run/last").state_dict().get(name, value)), name
+    experiment.resume_teacher(tmp_path / "teacher")
+    with pytest.raises(RunError, match="was begun with stam teacher"):
+        experiment.resume(tmp_path / "teacher")
+
+
+@pytest.mark.parametrize("begin", [experiment.begin, experiment.begin_teacher])
+def test_a_mistake_leaves_no_folder(config, tmp_path, begin):
+    out = tmp_path / "run"
+    large = dataclasses.replace(
+        config,
+        training=dataclasses.replace(config.training, batch_size=99),
+        teacher_training=dataclasses.replace(config.teacher_training, batch_size=99),
+    )
+    with pytest.raises(ConfigError, match="larger than the 18 training images"):
+        begin(large, out)
+    with pytest.raises(DataError, match="no such data"):
+        begin(dataclasses.replace(config, data=DataConfig(str(tmp_path / "nowhere"))), out)
+    assert not out.exists()
