@@ -19,7 +19,7 @@ from stam.data import decode_image
 from stam.data.folder import image_files
 from stam.errors import DataError, StamError, require
 from stam.live import LiveStep, Session, look_through, scene_view
-from stam.model.agent import Agent
+from stam.model.agent import Looker
 from stam.scene.sensor import ImageSensor
 from stam.show.animations import save_gif
 from stam.show.strips import Story, save_strip
@@ -41,6 +41,7 @@ class Arguments:
         seed: Seed of the first location, and of a random policy.
         resize_size: The shorter side before the centre crop; by default as the agent's run says; an agent
             without one takes whole images, resized straight to its size.
+        fast: Use packed weights; --no-fast runs the plain modules.
         strip: Draw what was looked at as a strip of frames, into this file.
         gif: Draw it as an animation, into this file.
         json: Print the result as JSON.
@@ -53,6 +54,7 @@ class Arguments:
     policy: str | None = None
     seed: int = 0
     resize_size: int | None = None
+    fast: bool = True
     strip: Path | None = None
     gif: Path | None = None
     json: bool = False
@@ -94,7 +96,7 @@ def run(arguments: list[str]) -> None:
             path is None or path.absolute().parent.is_dir(), f"{name} '{path}': its folder does not exist"
         )
     paths = find_images(given.images)
-    agent, resize_size = open_agent(given.agent, given.resize_size)
+    agent, resize_size = open_agent(given.agent, given.resize_size, fast=given.fast)
     stories: list[Story] = []
     predictions: list[Prediction] = []
     with tqdm(total=len(paths), unit="image", disable=None if len(paths) > 1 else True, leave=False) as bar:
@@ -127,7 +129,7 @@ def find_images(given: Sequence[Path]) -> list[Path]:
 
 
 def predict(
-    agent: Agent, paths: Sequence[Path], given: Arguments, resize_size: int | None
+    agent: Looker, paths: Sequence[Path], given: Arguments, resize_size: int | None
 ) -> Iterator[tuple[Prediction, Story | None]]:
     """Looks at the images in batches and yields what came of each, in order."""
     generator = torch.Generator().manual_seed(given.seed)
@@ -145,7 +147,7 @@ def predict(
 
 
 def _look(
-    agent: Agent, views: Sequence[np.ndarray], sessions: Sequence[Session], max_glimpses: int | None
+    agent: Looker, views: Sequence[np.ndarray], sessions: Sequence[Session], max_glimpses: int | None
 ) -> list[tuple[Session, list[LiveStep]]]:
     steps: list[list[LiveStep]] = [[] for _ in views]
     mean, std = agent.config.mean, agent.config.std
@@ -154,14 +156,14 @@ def _look(
     return list(zip(sessions, steps, strict=True))
 
 
-def _read(path: Path, agent: Agent, resize_size: int | None) -> np.ndarray | DataError:
+def _read(path: Path, agent: Looker, resize_size: int | None) -> np.ndarray | DataError:
     try:
         return scene_view(decode_image(path), agent.config, resize_size)
     except DataError as error:
         return error
 
 
-def _open(agent: Agent, given: Arguments, generator: torch.Generator) -> Session:
+def _open(agent: Looker, given: Arguments, generator: torch.Generator) -> Session:
     own = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))
     return agent.session(policy=given.policy, generator=own, threshold=given.threshold)
 

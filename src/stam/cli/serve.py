@@ -11,11 +11,11 @@ import tyro
 
 from stam.cli.agents import open_agent
 from stam.cli.parsing import next_command, parse
+from stam.config import AgentConfig
 from stam.errors import require, require_package
-from stam.model.agent import Agent
 from stam.weights import find_agent
 
-_SMALL_AGENT = 4_000_000  # parameters; below, a second thread costs more than it gives (docs/live.md)
+_SMALL_AGENT = 128  # width; operations of a smaller core only wait for a second thread
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Arguments:
         idle_seconds: How long a session is kept after its latest use.
         lifetime_seconds: How long a session is kept at all.
         max_upload_mb: Megabytes of an uploaded image.
-        threads: Cores to think with; by default all, or one for a small agent, which only waits for others.
+        threads: Cores to compute with; by default all, or one for a small agent, which only waits for others.
+        fast: Use packed weights; --no-fast runs the plain modules.
         open: Open the page in a browser.
     """
 
@@ -48,6 +49,7 @@ class Arguments:
     lifetime_seconds: float = 3600.0
     max_upload_mb: float = 16.0
     threads: int | None = None
+    fast: bool = True
     open: bool = False
 
 
@@ -60,10 +62,8 @@ def run(arguments: list[str]) -> None:
     from stam.web import Limits, Service, serve
     from stam.web.scenes import sample_scenes
 
-    agent, resize_size = open_agent(given.agent, given.resize_size)
-    if given.threshold is not None:
-        agent.configure(threshold=given.threshold)
-    torch.set_num_threads(given.threads or default_threads(agent))
+    agent, resize_size = open_agent(given.agent, given.resize_size, given.threshold, given.fast)
+    torch.set_num_threads(given.threads or default_threads(agent.config))
     limits = Limits(
         max_sessions=given.max_sessions,
         idle_seconds=given.idle_seconds,
@@ -84,7 +84,6 @@ def run(arguments: list[str]) -> None:
     serve(service, given.host, given.port, ready)
 
 
-def default_threads(agent: Agent) -> int:
+def default_threads(config: AgentConfig) -> int:
     """Returns how many threads PyTorch is to use for an agent of this size."""
-    num_parameters = sum(parameter.numel() for parameter in agent.parameters())
-    return 1 if num_parameters < _SMALL_AGENT else torch.get_num_threads()
+    return 1 if config.width < _SMALL_AGENT else torch.get_num_threads()

@@ -20,7 +20,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from stam.errors import StamError
 from stam.live import PoolFullError, Session, SessionPool, UnknownSessionError, scene_view
-from stam.model.agent import Agent
+from stam.model.agent import Looker
 from stam.model.policy import POLICIES
 from stam.web.limits import BodyLimit, Limits, SameOrigin, SecurityHeaders
 from stam.web.scenes import (
@@ -82,7 +82,7 @@ class Service:
 
     def __init__(
         self,
-        agent: Agent,
+        agent: Looker,
         name: str = "agent",
         limits: Limits | None = None,
         scenes: Sequence[SampleScene] | None = None,
