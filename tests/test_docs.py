@@ -126,7 +126,7 @@ def documented_scripts() -> list[str]:
     for file in DOCUMENTS:
         text = file.read_text()
         inline = re.findall(r"`(python (?!docs)\w+/[^`]+)`", text)
-        apart = re.findall(r"^(?: {4}|\$ )(python \w+/.*(?:\n {8}.*)*)", text, re.MULTILINE)
+        apart = re.findall(r"^(?: {4}|\$ )?(python \w+/(?:[^\n]*\\\n)*[^\n]*)", text, re.MULTILINE)
         found += [" ".join(call.replace("\\\n", " ").split()) for call in inline + apart]
     return sorted({call.replace("SIZE", "tiny").replace("THREADS", "1") for call in found})
 
