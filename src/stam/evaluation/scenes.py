@@ -19,11 +19,11 @@ from stam.data.sampler import evaluation_indices
 from stam.data.scenes import Scenes
 from stam.learning import distributed
 from stam.model.episode import Trace
-from stam.model.policy import Decision, Policy
+from stam.model.policy import Decision, Policy, Seen, State
 from stam.model.randomness import Randomness
 from stam.scene.grid import Grid
 from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD, normalise
-from stam.shapes import Bool, Float, Int, UInt8
+from stam.shapes import Float, Int, UInt8
 
 
 @runtime_checkable
@@ -59,11 +59,7 @@ class SceneOrders(Policy):
         self.priorities = priorities
 
     def decide(
-        self,
-        state: Float[Tensor, "batch features"],
-        seen: Bool[Tensor, "batch locations"],
-        generator: Randomness = None,
-        num_seen: int | None = None,
+        self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
     ) -> Decision:
         """Picks the unseen location of highest priority."""
         self.priorities = self.priorities.to(seen.device)

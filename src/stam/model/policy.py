@@ -20,6 +20,9 @@ from stam.shapes import Bool, Float, Int
 
 FINAL_TAU = 4.0  # the paper's tau when training ends; maps are drawn with it
 
+State = Float[Tensor, "batch features"]  # s = [f_g ; f_d], so 2 D features
+Seen = Bool[Tensor, "batch locations"]
+PerLocation = Float[Tensor, "batch locations"]
 Scorer = Callable[[Tensor, Tensor], Tensor]  # (state (B, 2D), candidates (B, K)) -> logits (B, K)
 
 
@@ -41,11 +44,7 @@ class Policy:
     draws = False
 
     def decide(
-        self,
-        state: Float[Tensor, "batch features"],
-        seen: Bool[Tensor, "batch locations"],
-        generator: Randomness = None,
-        num_seen: int | None = None,
+        self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
     ) -> Decision:
         """Picks one unseen location for each sample.
 
@@ -58,24 +57,15 @@ class Policy:
         """
         raise NotImplementedError
 
-    def choose(
-        self,
-        state: Float[Tensor, "batch features"],
-        seen: Bool[Tensor, "batch locations"],
-        generator: Randomness = None,
-    ) -> Int[Tensor, " batch"]:
+    def choose(self, state: State, seen: Seen, generator: Randomness = None) -> Int[Tensor, " batch"]:
         """Returns one unseen location for each sample."""
         return self.decide(state, seen, generator).location
 
-    def weights(
-        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
-    ) -> Float[Tensor, "batch locations"]:
+    def weights(self, state: State, seen: Seen) -> PerLocation:
         """Returns how much each location is preferred; what it says of seen ones does not matter."""
         raise StamError(f"{type(self).__name__} does not say how likely a location is, so it has no map")
 
-    def probabilities(
-        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
-    ) -> Float[Tensor, "batch locations"]:
+    def probabilities(self, state: State, seen: Seen) -> PerLocation:
         """Returns how likely each location is to come next, 0 where it was seen; all 0 when all were seen."""
         weights = self.weights(state, seen).masked_fill(seen, 0)
         return weights / weights.sum(dim=1, keepdim=True).clamp_min(1e-12)
@@ -95,19 +85,13 @@ class RandomPolicy(Policy):
     draws = True
 
     def decide(
-        self,
-        state: Float[Tensor, "batch features"],
-        seen: Bool[Tensor, "batch locations"],
-        generator: Randomness = None,
-        num_seen: int | None = None,
+        self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
     ) -> Decision:
         """Picks uniformly among the unseen locations."""
         noise = random_source(generator).uniform(tuple(seen.shape), seen.device)
         return Decision(noise.masked_fill(seen, -1).argmax(dim=1))
 
-    def weights(
-        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
-    ) -> Float[Tensor, "batch locations"]:
+    def weights(self, state: State, seen: Seen) -> PerLocation:
         """All alike."""
         return torch.ones(seen.shape, device=seen.device)
 
@@ -119,11 +103,7 @@ class OrderPolicy(Policy):
         self._order = tuple(order)
 
     def decide(
-        self,
-        state: Float[Tensor, "batch features"],
-        seen: Bool[Tensor, "batch locations"],
-        generator: Randomness = None,
-        num_seen: int | None = None,
+        self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
     ) -> Decision:
         """Picks the first unseen location of the order."""
         # what an export traces is no real tensor: it must not be kept for later looks
@@ -131,9 +111,7 @@ class OrderPolicy(Policy):
         rank = ranks(self._order, seen.device)
         return Decision(rank.expand_as(seen).masked_fill(seen, seen.shape[1]).argmin(dim=1))
 
-    def weights(
-        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
-    ) -> Float[Tensor, "batch locations"]:
+    def weights(self, state: State, seen: Seen) -> PerLocation:
         """The one that comes next is certain."""
         return F.one_hot(self.choose(state, seen), seen.shape[1]).float()
 
@@ -155,11 +133,7 @@ class GreedyPolicy(Policy):
         self.actor = actor
 
     def decide(
-        self,
-        state: Float[Tensor, "batch features"],
-        seen: Bool[Tensor, "batch locations"],
-        generator: Randomness = None,
-        num_seen: int | None = None,
+        self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
     ) -> Decision:
         """Picks the best-rated unseen location."""
         candidates, filler = unseen_candidates(seen, num_seen)
@@ -169,9 +143,7 @@ class GreedyPolicy(Policy):
         best = logits.argmax(dim=1, keepdim=True)
         return Decision(candidates.gather(1, best).squeeze(1))
 
-    def weights(
-        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
-    ) -> Float[Tensor, "batch locations"]:
+    def weights(self, state: State, seen: Seen) -> PerLocation:
         """The softmax of training with the paper's last tau, of which `decide` takes the maximum."""
         every = torch.arange(seen.shape[1], device=seen.device).expand(seen.shape)
         logits = self.actor(state, every).float().masked_fill(seen, 0)
@@ -190,12 +162,7 @@ class SampledPolicy(Policy):
     def __init__(self, actor: Scorer, tau: float | Tensor = 1.0) -> None:
         self.actor, self.tau = actor, tau
 
-    def log_probabilities(
-        self,
-        state: Float[Tensor, "batch features"],
-        seen: Bool[Tensor, "batch locations"],
-        num_seen: int | None = None,
-    ) -> Float[Tensor, "batch locations"]:
+    def log_probabilities(self, state: State, seen: Seen, num_seen: int | None = None) -> PerLocation:
         """Returns log pi over all locations; it is minus infinity where a location was seen."""
         candidates, filler = unseen_candidates(seen, num_seen)
         logits = self.actor(state, candidates).float()
@@ -209,29 +176,21 @@ class SampledPolicy(Policy):
             1, candidates, log_probabilities
         )
 
-    def pick(
-        self, log_probabilities: Float[Tensor, "batch locations"], generator: Randomness = None
-    ) -> Int[Tensor, " batch"]:
+    def pick(self, log_probabilities: PerLocation, generator: Randomness = None) -> Int[Tensor, " batch"]:
         """Draws one location for each sample, by the Gumbel-max trick: no synchronisation with a GPU."""
         shape, device = tuple(log_probabilities.shape), log_probabilities.device
         noise = random_source(generator).uniform(shape, device).clamp_min(1e-20)
         return (log_probabilities.detach() - (-noise.log()).log()).argmax(dim=1)
 
     def decide(
-        self,
-        state: Float[Tensor, "batch features"],
-        seen: Bool[Tensor, "batch locations"],
-        generator: Randomness = None,
-        num_seen: int | None = None,
+        self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
     ) -> Decision:
         """Draws a location and returns it with its log-probability."""
         log_probabilities = self.log_probabilities(state, seen, num_seen)
         location = self.pick(log_probabilities, generator)
         return Decision(location, log_probabilities.gather(1, location[:, None]).squeeze(1))
 
-    def weights(
-        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
-    ) -> Float[Tensor, "batch locations"]:
+    def weights(self, state: State, seen: Seen) -> PerLocation:
         """The distribution it draws from."""
         return self.log_probabilities(state, seen).exp()
 
@@ -252,11 +211,7 @@ class FirstThen(Policy):
         return FirstThen(self.first.select(samples), self.then.select(samples), self.num_first)
 
     def decide(
-        self,
-        state: Float[Tensor, "batch features"],
-        seen: Bool[Tensor, "batch locations"],
-        generator: Randomness = None,
-        num_seen: int | None = None,
+        self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
     ) -> Decision:
         """Lets one of the two decide, or each for some of the samples."""
         if num_seen is not None:
@@ -267,9 +222,7 @@ class FirstThen(Policy):
             return Decision(later)
         return Decision(torch.where(is_over, later, self.first.choose(state, seen, generator)))
 
-    def weights(
-        self, state: Float[Tensor, "batch features"], seen: Bool[Tensor, "batch locations"]
-    ) -> Float[Tensor, "batch locations"]:
+    def weights(self, state: State, seen: Seen) -> PerLocation:
         """Those of the policy that decides next."""
         is_over = seen.sum(dim=1, keepdim=True) >= self.num_first
         return torch.where(is_over, self.then.weights(state, seen), self.first.weights(state, seen))
