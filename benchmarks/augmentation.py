@@ -11,7 +11,6 @@ import json
 import math
 import random
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -20,12 +19,13 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from stam.config import IMAGENET_MEAN, IMAGENET_STD
 from stam.data.augment import Augment
+from stam.evaluation.timing import in_turn
+from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD
 from stam.settings import AugmentConfig
 
 IMAGE_SIZE = 224
-NUM_ROUNDS = 5
+BATCHES = 8  # of ours in one run: a single one is too short to time
 OURS = "batched"
 FILL = tuple(round(255 * value) for value in IMAGENET_MEAN)
 PerImage = Callable[[Image.Image], torch.Tensor]
@@ -37,7 +37,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu", help="where the batched augmentation runs (default: cpu)")
     parser.add_argument("--batch", type=int, default=128, help="images a batch (default: 128)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure each (default: 10)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is timed (default: 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -50,12 +50,14 @@ def main() -> None:
     augment = Augment(AugmentConfig(interpolation="bicubic"), IMAGE_SIZE)
     images = images.to(device)
     waits = device.type == "cuda" and waits_for_device(lambda: augment(images, sizes, seed=0))
-    runs: dict[str, Callable[[float], float]] = {
-        name: partial(measure_per_image, pipeline, photos, arguments.batch)
-        for name, pipeline in pipelines.items()
+    runs: dict[str, Callable[[], object]] = {
+        name: partial(augment_each, pipeline, photos, arguments.batch) for name, pipeline in pipelines.items()
     }
-    runs[OURS] = partial(measure_batched, augment, images, sizes)
-    rates = measure_in_turn(runs, arguments.seconds)
+    runs[OURS] = lambda: [augment(images, sizes, seed=seed) for seed in range(BATCHES)]
+    times = in_turn(runs, device, arguments.rounds)
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    counts = {name: arguments.batch * (BATCHES if name == OURS else 1) for name in runs}
+    rates = {name: counts[name] / seconds for name, seconds in medians.items()}
     batched = rates.pop(OURS)
     ratios = {name: batched / rate for name, rate in rates.items()}
 
@@ -96,27 +98,6 @@ def collate(photos: list[Image.Image], batch: int) -> tuple[torch.Tensor, torch.
     return images, sizes
 
 
-def measure_in_turn(runs: dict[str, Callable[[float], float]], seconds: float) -> dict[str, float]:
-    """Median images a second over rounds in which each has its turn: a busy machine harms all alike."""
-    for run in runs.values():
-        run(0.5)  # warm up
-    rounds = [{name: run(seconds / NUM_ROUNDS) for name, run in runs.items()} for _ in range(NUM_ROUNDS)]
-    return {name: statistics.median(rates[name] for rates in rounds) for name in runs}
-
-
-def measure_batched(augment: Augment, images: torch.Tensor, sizes: torch.Tensor, seconds: float) -> float:
-    synchronise = torch.cuda.synchronize if images.device.type == "cuda" else lambda: None
-    synchronise()
-    num_batches, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        augment(images, sizes, seed=num_batches)
-        num_batches += 1
-        if num_batches % 8 == 0:
-            synchronise()  # or the queue would grow for as long as we measure
-    synchronise()
-    return num_batches * len(images) / (time.perf_counter() - start)
-
-
 def waits_for_device(call: Callable[[], object]) -> bool:
     """Whether a call waits for the GPU, as torch's own check sees it."""
     call()  # the first one loads kernels
@@ -130,16 +111,12 @@ def waits_for_device(call: Callable[[], object]) -> bool:
     return False
 
 
-def measure_per_image(pipeline: PerImage, photos: list[Image.Image], batch: int, seconds: float) -> float:
+def augment_each(pipeline: PerImage, photos: list[Image.Image], batch: int) -> torch.Tensor:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker process of torch's DataLoader
-    num_batches, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        torch.stack([pipeline(photos[index % len(photos)]) for index in range(batch)])
-        num_batches += 1
-    rate = num_batches * batch / (time.perf_counter() - start)
+    result = torch.stack([pipeline(photos[index % len(photos)]) for index in range(batch)])
     torch.set_num_threads(num_threads)
-    return rate
+    return result
 
 
 def in_timm() -> PerImage:

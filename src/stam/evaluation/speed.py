@@ -3,7 +3,6 @@
 import gc
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 from stam.config import AgentConfig
 from stam.data import open_folder
 from stam.evaluation import actor_multiply_adds, core_multiply_adds
-from stam.evaluation.timing import in_turn, seconds, synchronise
+from stam.evaluation.timing import in_turn, seconds
 from stam.fast.cuda_graph import GraphedLook
 from stam.learning.loop import Place, Plan, load_batches
 from stam.learning.optimisation import autocast
@@ -92,25 +91,14 @@ def training_speed(
     with _folder_of_images(config, from_files) as folder:
         learner = make_learner(config)
         train = batches_from(learner, folder, num_batches + 2)
-        start = time.perf_counter()
-        for _ in range(2):  # compiles, then captures
-            next(train)
-        synchronise(learner.device)
-        first_seconds = time.perf_counter() - start
+        first_seconds = seconds(lambda: [next(train) for _ in range(2)], learner.device)  # compiles, captures
         if learner.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        rates = []
-        start = time.perf_counter()
-        for _ in train:
-            if not from_files:  # there the next batch is prepared meanwhile, so only the whole counts
-                synchronise(learner.device)
-                now = time.perf_counter()
-                rates.append(batch_size / (now - start))
-                start = now
-        if from_files:
-            synchronise(learner.device)
-            rates = [num_batches * batch_size / (time.perf_counter() - start)]
+        if from_files:  # the next batch is prepared meanwhile, so only the whole counts
+            rates = [num_batches * batch_size / seconds(lambda: list(train), learner.device)]
+        else:
+            rates = [batch_size / seconds(lambda: next(train), learner.device) for _ in range(num_batches)]
         on_gpu = learner.device.type == "cuda"
         memory = (torch.cuda.max_memory_reserved() - held) / 2**30 if on_gpu else None
     median = statistics.median(rates)
