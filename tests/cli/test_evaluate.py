@@ -144,7 +144,7 @@ def sketched(monkeypatch):
     """Pictures are drawn in other tests; here they are only asked for."""
     for place in ("stam.show.figures.to_bytes", "stam.show.report.page.to_bytes"):
         monkeypatch.setattr(place, lambda figure, *arguments, **settings: b"<svg/>")
-    for place in ("stam.show.animations.animation_bytes", "stam.show.report.examples.animation_bytes"):
+    for place in ("stam.show.animations.animation_bytes", "stam.show.report.strips.animation_bytes"):
         monkeypatch.setattr(place, lambda stories: b"GIF89a")
 
 

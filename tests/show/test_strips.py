@@ -9,7 +9,7 @@ from PIL import Image
 
 from stam.scene.grid import Grid
 from stam.show.animations import animation_bytes, draw_animation
-from stam.show.strips import COVER, NEWEST, NEXT, RIGHT, WRONG, Story, draw_frame, draw_strip, strip_counts
+from stam.show.pictures import COVER, NEWEST, NEXT, RIGHT, WRONG, Story, draw_frame, draw_strip, strip_counts
 
 GRID = Grid((24, 32), 8, 4)
 SCALE = 7  # pixels of a frame for each pixel of the scene

@@ -22,7 +22,7 @@ from stam.model.agent import Agent
 from stam.scene.pixels import normalise
 from stam.settings import RunConfig
 from stam.show.animations import save_gif
-from stam.show.strips import Story, save_strip
+from stam.show.pictures import Story, save_strip
 
 RECIPE = "digits"
 POLICIES = ("learned", "random", "plus", "spiral")

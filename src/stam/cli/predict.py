@@ -22,7 +22,7 @@ from stam.live import LiveStep, Session, look_through, scene_view
 from stam.model.agent import Looker
 from stam.scene.sensor import ImageSensor
 from stam.show.animations import save_gif
-from stam.show.strips import Story, save_strip
+from stam.show.pictures import Story, save_strip
 
 _BATCH = 32
 _MOST_PICTURES = 24  # scenes in a strip or an animation

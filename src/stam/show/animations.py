@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from stam.files import save_content
-from stam.show.strips import (
+from stam.show.pictures import (
     GAP,
     PAPER,
     SOFT,

@@ -13,7 +13,7 @@ from PIL import Image
 from stam.evaluation.examples import Example
 from stam.evaluation.results import Evaluation
 from stam.show.figures.style import HEAT, LIGHT, PAGE, SMALL, Theme, new_figure
-from stam.show.strips import Story, draw_frame, draw_scene
+from stam.show.pictures import Story, draw_frame, draw_scene
 
 RIGHT, WRONG = "✓", "✗"
 _FINE = 336  # pixels of a frame's longer side, enough for print

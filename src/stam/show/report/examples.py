@@ -13,8 +13,8 @@ from stam.evaluation.examples import Example
 from stam.show.animations import animation_bytes
 from stam.show.figures import data_uri, scenes
 from stam.show.figures.style import HEAT
+from stam.show.pictures import draw_frame, draw_scene, is_enlarged
 from stam.show.report.page import folded, percent
-from stam.show.strips import draw_frame, draw_scene, is_enlarged
 
 _SIDE = 192  # pixels of a frame's longer side: twice what it has on the page
 _STRIP_STEPS = 15

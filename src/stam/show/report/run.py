@@ -6,7 +6,6 @@ from typing import Any
 from stam.evaluation.examples import Example
 from stam.evaluation.results import Evaluation, Reliability
 from stam.show.figures import DARK, LIGHT, evaluation_figures
-from stam.show.report.examples import example_strip
 from stam.show.report.page import (
     Charts,
     Section,
@@ -21,6 +20,7 @@ from stam.show.report.page import (
     table,
     tile,
 )
+from stam.show.report.strips import example_strip
 
 
 def run_report(
