@@ -5,6 +5,7 @@ After n glimpses, k = n - 1 numbers the step (the paper's t).
 
 Which loss trains what: L_sup the core and classifier G; L_consist the core and classifier D; L_actor the
 actor, its location embeddings and the core; L_critic the critic alone. Nothing flows through the look-ahead.
+Without consistency, L_sup is taken of the ensemble and trains both classifiers.
 """
 
 from collections.abc import Callable
@@ -85,7 +86,12 @@ class ValueNormaliser(nn.Module):
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses after one glimpse: `total` is to be minimised, `parts` are named."""
+    """The losses after one glimpse.
+
+    Attributes:
+        total: What is minimised.
+        parts: For the log: each loss before it is weighted and, for a learned policy, the mean reward.
+    """
 
     total: Tensor
     parts: dict[str, Tensor]
@@ -178,11 +184,12 @@ class Objective:
             log_q: The teacher's distribution.
         """
         assert step.decision is not None and step.decision.log_probability is not None
-        k = step.num_glimpses - 1
+        n = step.num_glimpses
+        k = n - 1
         with torch.no_grad():
             rewards = -ahead.divergence_from(log_q)
             targets = normalise_rewards(rewards)
-            if step.num_glimpses + 1 < self.num_glimpses:  # the last state has no return
+            if n + 1 < self.num_glimpses:  # after the last glimpse no reward follows
                 # in training mode: batch norm by the statistics of the next states
                 targets = targets + values.denormalise(critic(ahead.state), k + 1)
             values.update(targets, k)

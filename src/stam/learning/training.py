@@ -54,7 +54,7 @@ def train(
     resume: bool = False,
     loggers: tuple[MetricLogger, ...] = (),
 ) -> Agent:
-    """Trains an agent in a run folder and returns it in evaluation mode.
+    """Trains an agent in a run folder and returns the last one (or the average) in evaluation mode.
 
     Args:
         run: Where metrics, checkpoints and state go.
@@ -90,7 +90,8 @@ def train(
 def plan(num_scenes: int, training: TrainingConfig) -> Plan:
     """Returns which scenes a training shows when.
 
-    By default an epoch shows 1/T of them, since a batch makes T updates: so it has as many as usual.
+    By default an epoch shows 1/T of them: a batch makes T updates, so it makes as many updates as an ordinary
+    epoch over all scenes.
     """
     share = training.epoch_share or 1 / training.num_glimpses
     return Plan(num_scenes, training.epochs, training.batch_size, share, training.seed)
@@ -139,7 +140,7 @@ class AgentLearner(Learner):
         changed = unknown_part(self.agent) if fast else None
         if changed is not None:
             tqdm.write(f"{changed} is not as it was built: its plain modules train, which is slower", stderr)
-        self.looker: Looker = cuda.fuse(self.agent) if fast else self.agent
+        self.looker: Looker = cuda.fuse(self.agent) if fast else self.agent  # a changed agent stays plain
         self.teach = (cuda.fuse_teacher(self.teacher) if fast else self.teacher).predict
         self.bf16_weights = Bf16Weights(self.agent) if is_half(self.device, self.settings.precision) else None
         self.pipeline = Pipeline(self.device)
@@ -186,6 +187,7 @@ class AgentLearner(Learner):
         with autocast(self.device, settings.precision):
             taught = self.teach(images)
         few = min(settings.short_episode_glimpses, settings.num_glimpses)
+        # none by default: episodes of a few glimpses from other first locations; their losses are not logged
         for _ in range(settings.short_episodes):
             other = random_locations(self.agent.grid, len(images), self.device, self.random)
             self.run_episode(policy, images, labels, taught, other, num_updates=few)
@@ -203,7 +205,8 @@ class AgentLearner(Learner):
     ) -> list[dict[str, Tensor]]:
         """Updates the agent after each of the first glimpses of an episode; returns the parts of each loss.
 
-        A short episode is the beginning of a whole one: returns are still those until the last glimpse.
+        A short episode is the beginning of a whole one: the critic's targets go on as if all T glimpses
+        followed.
         """
         sense, whole = sense_images(images, self.agent.grid), self.settings.num_glimpses
         episode = rollout(self.looker, sense, whole, first_location, policy, self.random)

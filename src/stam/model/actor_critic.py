@@ -95,5 +95,5 @@ class Critic(RowMlp):
         nn.init.constant_(self.fc_final.bias, 0.58)
 
     def forward(self, state: Float[Tensor, "batch features"]) -> Float[Tensor, " batch"]:
-        """Returns V(s)."""
+        """Returns V(s), a normalised return; `ValueNormaliser` turns it into a return."""
         return self.after_first_layer(self.fc0(state.detach())).float()

@@ -74,7 +74,8 @@ class Looker:
         locations: Int[Tensor, " batch"],
     ) -> Any:
         """Returns the memory with one more glimpse for each sample; `None` is the empty memory."""
-        return self.core.remember(memory, self.grid.patches(glimpses[:, None]), self.positions[locations])
+        patches = self.grid.patches(glimpses[:, None])  # it takes (B, glimpses, C, h, w)
+        return self.core.remember(memory, patches, self.positions[locations])
 
     def sample_drop_path(self, batch_size: int, generator: Randomness = None) -> Tensor | None:
         """Draws drop-path masks, or `None` outside training."""
@@ -203,7 +204,7 @@ class Agent(Looker, nn.Module):
         self.critic = None
         self.register_buffer("positions", grid.patch_positions(), persistent=False)
         self.reset_location_embedding()
-        self._kept: Any = None  # what `prepared` returned last
+        self._kept: Any = None  # the snapshot of `prepared`, and the weights it was made from
 
     def configure(self, **settings: object) -> "Agent":
         """Changes settings that no parameter depends on, such as labels or threshold."""
@@ -257,9 +258,9 @@ class Agent(Looker, nn.Module):
 
 
 class PlainLooker(Looker):
-    """An agent that looks with its own modules, where `Agent.look` would prepare it first.
+    """What `prepared` returns where nothing faster may be used; `Agent.look` itself would prepare again.
 
-    It shares them: whatever is changed or hooked in them takes effect.
+    It calls the agent's own `remember`, `believe` and `policy`, so overrides and hooks take effect.
     """
 
     def __init__(self, agent: Agent) -> None:

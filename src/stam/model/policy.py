@@ -144,10 +144,10 @@ class GreedyPolicy(Policy):
         return Decision(candidates.gather(1, best).squeeze(1))
 
     def weights(self, state: State, seen: Seen) -> PerLocation:
-        """The softmax of training with the paper's last tau, of which `decide` takes the maximum."""
+        """The exponentials of the logits scaled as in training, with the paper's last tau."""
         every = torch.arange(seen.shape[1], device=seen.device).expand(seen.shape)
         logits = self.actor(state, every).float().masked_fill(seen, 0)
-        return scaled(logits, FINAL_TAU).exp()  # exponents in -tau..tau
+        return scale_logits(logits, FINAL_TAU).exp()  # exponents in -tau..tau
 
 
 class SampledPolicy(Policy):
@@ -168,7 +168,7 @@ class SampledPolicy(Policy):
         logits = self.actor(state, candidates).float()
         if filler is not None:
             logits = logits.masked_fill(filler, 0)
-        logits = scaled(logits, self.tau)
+        logits = scale_logits(logits, self.tau)
         if filler is not None:
             logits = logits.masked_fill(filler, -torch.inf)
         log_probabilities = logits.log_softmax(dim=1)
@@ -228,7 +228,7 @@ class FirstThen(Policy):
         return torch.where(is_over, self.then.weights(state, seen), self.first.weights(state, seen))
 
 
-def scaled(
+def scale_logits(
     logits: Float[Tensor, "batch candidates"], tau: float | Tensor
 ) -> Float[Tensor, "batch candidates"]:
     """Divides the logits of each sample by their L2 norm, then multiplies them by tau."""
@@ -255,9 +255,9 @@ def unseen_candidates(
     if count == 0:
         raise StamError("every location has been seen: there is nowhere left to look")
     # by counting: a GPU takes ten times as long to sort
-    seen_before = seen.cumsum(dim=1)
+    seen_up_to_here = seen.cumsum(dim=1)  # the location itself included
     locations = torch.arange(seen.shape[1], device=seen.device)
-    place = torch.where(seen, seen.shape[1] - seen_before, locations - seen_before)  # seen ones to the end
+    place = torch.where(seen, seen.shape[1] - seen_up_to_here, locations - seen_up_to_here)  # seen to the end
     candidates = torch.empty_like(place).scatter_(1, place, locations.expand_as(place))[:, :count]
     return candidates, None if num_seen is not None else seen.gather(1, candidates)
 

@@ -14,7 +14,10 @@ class RandomSource:
         self.generator = generator
 
     def uniform(self, shape: tuple[int, ...], device: torch.device, batch_dim: int = 0) -> Tensor:
-        """Returns numbers in [0, 1); `batch_dim` says which dimension counts the samples."""
+        """Returns numbers in [0, 1).
+
+        `batch_dim` says which dimension counts the samples, for a source that several processes share.
+        """
         return self._rand(shape, device).to(device)
 
     def integers(self, high: int, batch_size: int, device: torch.device) -> Tensor:

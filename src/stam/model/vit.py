@@ -77,11 +77,13 @@ class Block(nn.Module):
             num_queries: Tokens that somebody reads after the block.
         """
         attention_scale, mlp_scale = (None, None) if drop_masks is None else drop_masks.unbind()
-        x = x[:, :num_queries] + scaled(self.attn(self.norm1(x), num_queries), attention_scale)
-        return x + scaled(self.mlp(self.norm2(x)), mlp_scale)
+        x = x[:, :num_queries] + drop_scaled(self.attn(self.norm1(x), num_queries), attention_scale)
+        return x + drop_scaled(self.mlp(self.norm2(x)), mlp_scale)
 
 
-def scaled(branch: Float[Tensor, "batch tokens width"], scale: Float[Tensor, "batch 1 1"] | None) -> Tensor:
+def drop_scaled(
+    branch: Float[Tensor, "batch tokens width"], scale: Float[Tensor, "batch 1 1"] | None
+) -> Tensor:
     """Returns a residual branch times its drop-path factor, if there is one."""
     return branch if scale is None else branch * scale
 
