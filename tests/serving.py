@@ -29,7 +29,9 @@ class RunningServer:
     def __init__(self, service: Service) -> None:
         self.listener = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        config = uvicorn.Config(create_app(service), log_level="critical", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            create_app(service), log_level="critical", timeout_graceful_shutdown=1, timeout_keep_alive=120
+        )
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
 

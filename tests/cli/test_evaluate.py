@@ -4,15 +4,22 @@ import dataclasses
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from evaluating import CLASSES, make_agent, make_data, make_run
+from images import make_image_folder
 
 import stam
 from stam.cli import main
 from stam.evaluation import examples_path, load_evaluation, runs
 from stam.weights import save_agent
 
+TINY = (
+    "--image-size 32 --glimpse-size 16 --patch-size 8 --width 16 --depth 1 --num-heads 2 --actor-width 8"
+    " --num-glimpses 2 --epochs 1 --batch-size 4 --num-workers 0 --teacher-training.epochs 1"
+    " --teacher-training.batch-size 6 --teacher-training.warmup-epochs 0 --init none --device cpu"
+).split()
 QUICK = ["--seeds", "2", "--no-cost", "--batch-size", "8"]
 
 
@@ -236,3 +243,29 @@ def test_an_interrupted_evaluation_leaves_the_old_result(home, capsys, monkeypat
     assert stopped.value.code == 130 and "interrupted" in capsys.readouterr().err
     assert (home / "a" / "evaluation.json").read_bytes() == before
     assert not list((home / "a").glob(".*"))
+
+
+def test_training_images_are_never_evaluated_on_however_the_folder_is_written(tmp_path, capsys, monkeypatch):
+    data = make_image_folder(tmp_path / "images", train=8, split=False)
+    monkeypatch.chdir(tmp_path)
+    stam_says(capsys, "train", "tiny", "images", "--out", "run", *TINY)
+    num_val = json.loads(Path("run/split.json").read_text())["num_val"]
+    shutil.copytree(data, tmp_path / "copy")
+    (tmp_path / "link").symlink_to(data)
+    there = f"../{tmp_path.name}/images"
+    for written in ("images", "./images", "images/", str(data), there, "copy", "link"):
+        for agent in ("run", "run/best"):
+            out = tmp_path / "found.json"
+            stam_says(capsys, "evaluate", agent, "--data", written, *QUICK, "--examples", "0", "--out", out)
+            assert load_evaluation(out).data.num_scenes == num_val, (agent, written)
+
+
+def test_data_that_shares_images_with_the_training_is_said_to(tmp_path, capsys, monkeypatch):
+    make_image_folder(tmp_path / "images", train=8)
+    monkeypatch.chdir(tmp_path)
+    stam_says(capsys, "train", "tiny", "images", "--out", "run", *TINY)
+    out = tmp_path / "found.json"
+    _, err = stam_says(
+        capsys, "evaluate", "run", "--data", "images/train", *QUICK, "--examples", "0", "--out", out
+    )
+    assert "'images/train' shares images with 'images', which the agent was trained on" in err

@@ -1,4 +1,5 @@
 import io
+import os
 import zlib
 from pathlib import Path
 
@@ -161,3 +162,19 @@ def test_what_is_no_image_is_an_error() -> None:
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot read .*gone.png"):
         decode_image(tmp_path / "gone.png")
+
+
+def test_only_the_documented_formats_are_decoded(tmp_path):
+    """Others start programs of their own (EPS: Ghostscript), or are no pictures."""
+    for kind in ("EPS", "PDF", "ICO", "TGA", "PCX"):
+        path = tmp_path / f"{kind}.jpg"
+        Image.new("RGB", (8, 8)).save(path, kind)
+        with pytest.raises(DataError, match="it is not an image in a known format"):
+            decode_image(path)
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
+    path = tmp_path / "pipe.png"
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="it is not a regular file"):
+        decode_image(path)

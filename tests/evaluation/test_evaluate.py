@@ -311,3 +311,13 @@ def test_unreadable_images_say_so():
 
     with pytest.raises(DataError, match="cannot read 3.png"):
         evaluate(make_agent(), Broken(4), fast_plan())
+
+
+def test_what_is_not_a_number_is_never_scored():
+    agent, teacher = make_agent(), make_teacher()
+    with torch.no_grad():
+        agent.core.head.bias[0] = float("nan")
+        teacher.model.head.bias[0] = float("nan")
+    for broken, with_teacher in ((agent, None), (make_agent(), teacher)):
+        with pytest.raises(StamError, match="not numbers"):
+            evaluate(broken, NoiseScenes(6), fast_plan(), with_teacher)

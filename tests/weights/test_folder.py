@@ -13,6 +13,7 @@ from torch import nn
 import stam
 from stam import weights
 from stam.errors import WeightsError
+from stam.model.agent import interpolate_positions
 from stam.model.vit import VisionTransformer
 
 
@@ -156,3 +157,16 @@ def test_a_file_in_the_way_is_one_line(tmp_path, agent):
     with pytest.raises(stam.StamError, match="could not write"):
         weights.save_agent(agent, tmp_path / "file")
     assert (tmp_path / "file").read_text() == "x" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_agent_on_a_grid_that_is_not_square_is_started_from_with_its_own_grid(tmp_path):
+    """9x16 patches are as many as 12x12: the configuration says which they are."""
+    config = tiny_config(image_size=(36, 64), glimpse_size=4, patch_size=4)
+    wide = stam.Agent(config)
+    randomise(wide)
+    weights.save_agent(wide, tmp_path / "wide")
+    same = weights.start_agent(str(tmp_path / "wide"), config)
+    assert same.core.pos_embed.equal(wide.core.pos_embed)
+    other = weights.start_agent(str(tmp_path / "wide"), tiny_config(image_size=(72, 64), glimpse_size=4))
+    want = interpolate_positions(wide.core.pos_embed[:, 2:], (9, 16), (18, 16))
+    torch.testing.assert_close(other.core.pos_embed[:, 2:], want)

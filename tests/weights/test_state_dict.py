@@ -7,6 +7,7 @@ import pytest
 import torch
 from deits import CLASSES, deit_state, write
 
+import stam
 from stam import weights
 from stam.errors import WeightsError
 
@@ -71,3 +72,13 @@ def test_code_is_never_unpickled(tmp_path, monkeypatch):
         with pytest.raises(WeightsError):
             weights.load_deit(tmp_path / name, CLASSES)
     assert not (tmp_path / "exploded").exists()
+
+
+def test_weights_that_are_not_finite_are_refused(agent, tmp_path):
+    for value in (float("nan"), float("inf")):
+        folder = tmp_path / str(value)
+        with torch.no_grad():
+            agent.core.head.bias[1] = value
+        weights.save_agent(agent, folder)
+        with pytest.raises(WeightsError, match=r"values in 'core.head.bias' that are not finite"):
+            stam.load(folder)

@@ -28,6 +28,8 @@ IMAGE_SUFFIXES = (
     ".webp",
 )
 
+# what those suffixes stand for: no other decoder of Pillow's is started, whatever a file is called
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _EXIF_ORIENTATION = 0x0112
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -95,7 +97,9 @@ def _open(source: Path | bytes) -> tuple[Image.Image, int]:
     with _warnings_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd metadata is no reason to trouble the user
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        if isinstance(source, Path) and source.exists() and not source.is_file():
+            raise ValueError("it is not a regular file")
+        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS)
         try:
             return image, image.getexif().get(_EXIF_ORIENTATION, 1)
         except Image.DecompressionBombWarning:

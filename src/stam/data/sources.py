@@ -49,6 +49,14 @@ def open_for_evaluation(
     return scenes if scenes.classes == classes else Relabelled(scenes, classes)
 
 
+def is_what_was_split(source: str | Path, record: SplitRecord) -> bool:
+    """Tells whether a source holds the images of a recorded split, by their names."""
+    try:
+        return _open(source, SplitPlan(record=record)).record.digest == record.digest
+    except DataError:
+        return False
+
+
 def _open(source: str | Path, plan: SplitPlan) -> Splits:
     if str(source) == DIGITS:
         return open_digits(plan.seed)

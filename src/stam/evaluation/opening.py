@@ -9,7 +9,8 @@ import numpy as np
 from stam.data.checking import check_images
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes, Subset
-from stam.data.sources import open_for_evaluation
+from stam.data.sources import is_what_was_split, open_for_evaluation
+from stam.data.splits import SplitRecord
 from stam.errors import StamError, require
 from stam.learning.runs import RunFolder, recorded_resize_size
 from stam.model.agent import Agent
@@ -88,7 +89,7 @@ def open_run(
     require(limit is None or limit >= 1, f"limit must be at least 1, got {limit}")
     place = find_agent(path)
     agent = load_agent(place.folder)
-    run = RunFolder(place.run) if place.run is not None and place.run == place.home else None
+    run = RunFolder(place.run) if place.run is not None else None  # also for an agent's folder in a run
     settings: dict[str, Any] = {"agent_folder": place.folder.name}
     record, config = None, None
     own_data, seed = False, 0
@@ -98,14 +99,18 @@ def open_run(
         config = run.config()
         settings |= {key: value for key, value in run.record().items() if key in ("recipe", "seed", "config")}
         seed = config.data.split_seed
-        own_data = data is None or data == config.data.path
-        record = run.split() if own_data else None
         data = config.data.path if data is None else data
+        record = run.split()
+        own_data = is_same_data(data, config.data.path, record)
+        record = record if own_data else None
     if data is None:
         raise StamError(
             f"'{path}' is not a run folder, so say what to evaluate on: --data FOLDER, or --data digits"
         )
     found, note = _open_teacher(place, teacher, agent, config)
+    if config is not None and not own_data and overlaps(data, config.data.path):
+        shared = f"'{data}' shares images with '{config.data.path}', which the agent was trained on"
+        note = f"{shared}: the result is too good; {note}"
     scenes = open_for_evaluation(data, agent.labels, seed=seed, record=record)
     if record is not None and len(scenes) != record.num_val:
         changed = f"'{data}' has {len(scenes)} validation images, it had {record.num_val} when the run began"
@@ -128,6 +133,32 @@ def open_run(
         name=place.name,
         is_borrowed=place.is_borrowed,
     )
+
+
+def is_same_data(data: str, trained_on: str, record: SplitRecord | None) -> bool:
+    """Tells whether data is what a run was trained on, however its path is written.
+
+    A folder is the same if its path leads there, or if it holds the same names: a copy, say.
+    """
+    if data == trained_on:
+        return True
+    if "digits" in (data, trained_on):
+        return False
+    if _resolved(data) == _resolved(trained_on):
+        return True
+    return record is not None and is_what_was_split(data, record)
+
+
+def overlaps(data: str, trained_on: str) -> bool:
+    """Tells whether one of two folders lies in the other."""
+    if "digits" in (data, trained_on):
+        return False
+    one, other = _resolved(data), _resolved(trained_on)
+    return one in other.parents or other in one.parents
+
+
+def _resolved(data: str) -> Path:
+    return Path(data).expanduser().resolve()
 
 
 def _open_teacher(

@@ -92,7 +92,13 @@ def _score(trace: Trace, labels: Tensor, temperature: float) -> tuple[Tensor, ..
 def true_rank(
     scores: Float[Tensor, "batch *steps classes"], labels: Int[Tensor, " batch"]
 ) -> Int[Tensor, "batch *steps"]:
-    """Returns how many classes are rated above the true one; of equals, the first counts as higher."""
+    """Returns how many classes are rated above the true one; of equals, the first counts as higher.
+
+    Raises:
+        StamError: A score is not a number, which no comparison would notice.
+    """
+    if scores.isnan().any():
+        raise StamError("the model's scores are not numbers (NaN): its weights are damaged, take another one")
     shape = (-1, *[1] * (scores.ndim - 1))
     truth = labels.view(shape).expand(*scores.shape[:-1], 1)
     own = scores.gather(-1, truth)

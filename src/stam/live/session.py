@@ -260,6 +260,8 @@ class Session:
         self, probabilities: Float[Tensor, " classes"], location: int | None, num_glimpses: int
     ) -> LiveStep:
         """Puts into words what the agent believes."""
+        if not bool(probabilities.isfinite().all()):
+            raise StamError("the agent's probabilities are not numbers (NaN): its weights are damaged")
         best = int(probabilities.argmax())
         confidence = float(probabilities[best])
         return LiveStep(

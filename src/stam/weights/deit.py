@@ -117,10 +117,19 @@ def _with_distillation(state: StateDict) -> StateDict:
     return filled
 
 
-def _fit_positions(state: StateDict, num_readout: int, goal: tuple[int, int], source: str) -> None:
+def _fit_positions(
+    state: StateDict,
+    num_readout: int,
+    goal: tuple[int, int],
+    source: str,
+    patch_grid: tuple[int, int] | None = None,
+) -> None:
+    """Resizes position embeddings to another grid of patches; a file that does not say has a square one."""
     positions = state["pos_embed"]
-    side = square_side(positions.shape[1] - num_readout, "patch positions", source)
-    patches = interpolate_positions(positions[:, num_readout:], (side, side), goal)
+    if patch_grid is None:
+        side = square_side(positions.shape[1] - num_readout, "patch positions", source)
+        patch_grid = side, side
+    patches = interpolate_positions(positions[:, num_readout:], patch_grid, goal)
     state["pos_embed"] = torch.cat((positions[:, :num_readout], patches), dim=1)
 
 
@@ -157,6 +166,7 @@ def load_deit(
     image_size: Size = 224,
     glimpse_size: Size = 32,
     num_heads: int | None = None,
+    patch_grid: tuple[int, int] | None = None,
     **settings: Any,
 ) -> Agent:
     """Builds an agent on a pretrained DeiT: the core and classifiers from the file, a fresh actor.
@@ -169,6 +179,8 @@ def load_deit(
         image_size: Pixels of a scene; positions are interpolated to another grid of patches.
         glimpse_size: Pixels of a glimpse.
         num_heads: Attention heads; needed only where they are not 64 wide.
+        patch_grid: Rows and columns of patches that the file's position embeddings are of; needed only where
+            they are not as many.
         settings: Any other field of `AgentConfig`.
     """
     source = named(path)
@@ -183,7 +195,7 @@ def load_deit(
     )
     agent = Agent(config)
     state = _with_distillation(state)
-    _fit_positions(state, 2, config.grid.image_patches, source)
+    _fit_positions(state, 2, config.grid.image_patches, source, patch_grid)
     _fit_classifiers(state, agent.core.state_dict(), num_classes, class_indices, source)
     load_strictly(agent.core, state, source)
     agent.reset_location_embedding()

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from stam.config import AgentConfig, require
-from stam.errors import WeightsError
+from stam.config import AgentConfig
+from stam.errors import WeightsError, require
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.weights.deit import load_deit, load_teacher
@@ -57,12 +57,16 @@ def _plain(size: Any) -> Any:
 
 
 def _with_core(
-    core: Source, num_heads: int, config: AgentConfig, class_indices: tuple[int, ...] | None
+    core: Source,
+    num_heads: int,
+    config: AgentConfig,
+    class_indices: tuple[int, ...] | None,
+    patch_grid: tuple[int, int] | None = None,
 ) -> Agent:
     """Returns the agent of a configuration around a core that lies in a file or a state dict."""
     settings = {name: value for name, value in vars(config).items() if name not in _OF_THE_CORE}
     num_classes = settings.pop("num_classes")
-    return load_deit(core, num_classes, class_indices, num_heads=num_heads, **settings)
+    return load_deit(core, num_classes, class_indices, num_heads=num_heads, patch_grid=patch_grid, **settings)
 
 
 def _start_from_agent(
@@ -70,7 +74,7 @@ def _start_from_agent(
 ) -> Agent:
     """Takes the core of another agent, and its actor where both have one of the same shape."""
     core = {name: value.clone() for name, value in start.core.state_dict().items()}
-    agent = _with_core(core, start.config.num_heads, config, class_indices)
+    agent = _with_core(core, start.config.num_heads, config, class_indices, start.grid.image_patches)
     _require_same_core(agent.config, config, source)
     if agent.actor is not None and start.actor is not None:
         theirs = start.actor.state_dict()

@@ -82,6 +82,8 @@ def load_strictly(module: nn.Module, state: Mapping[str, Tensor], source: str) -
         found = tuple(state[name].shape)
         if found != want:
             raise WeightsError(f"{source} does not fit at '{name}': expected shape {want}, found {found}")
+        if state[name].is_floating_point() and not torch.isfinite(state[name]).all():
+            raise WeightsError(f"{source} has values in '{name}' that are not finite: take another file")
     for name, value in state.items():
         if name not in expected:
             raise WeightsError(f"{source} has '{name}' of shape {tuple(value.shape)}, which the model lacks")
