@@ -29,6 +29,7 @@ from stam.learning.loop import (
     Plan,
     host_random,
     num_workers,
+    only_one,
     restore,
     run_loop,
 )
@@ -129,10 +130,11 @@ def finetune(
         Interrupted: Ctrl-C; the state was saved and `resume` goes on from it.
     """
     learner = TeacherLearner(config, data, agent, model, record, val_scenes)
-    if resume:
-        restore(learner, run)
     plan = Plan(len(train_scenes), config.epochs, config.batch_size, 1.0, config.seed)
-    run_loop(learner, run, plan, train_scenes, data, "teacher", 10.0, how_to_resume, loggers)
+    with only_one(run):
+        if resume:
+            restore(learner, run)
+        run_loop(learner, run, plan, train_scenes, data, "teacher", 10.0, how_to_resume, loggers)
     teacher, _ = load_teacher_folder(run.path / "best")
     return teacher
 

@@ -10,6 +10,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,11 @@ def run_loop(
                 message = f"interrupted and saved; to go on: {how_to_resume}"
                 raise Interrupted(message if is_first else "")
     distributed.wait()  # what the first process saves is there for all
+
+
+def only_one(run: RunFolder) -> AbstractContextManager[None]:
+    """Returns a context in which nobody else trains in a run folder; the first process holds the lock."""
+    return run.locked() if distributed.rank() == 0 else nullcontext()
 
 
 def require_finite(metrics: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ timing.jsonl    how fast it went, which no two runs share
 state.pt        everything needed to go on exactly where it stopped
 last/ best/     agents to use: the latest, and the best on the validation images
 teacher/        the teacher, where one was fine-tuned for this run
+.lock           who trains in it now
 """
 
 import json
@@ -29,6 +30,11 @@ from stam.files import make_folder, save_content, write_atomically
 from stam.learning.distributed import is_distributed
 from stam.settings import RunConfig
 from stam.weights.locate import RUN_FILE, FoundAgent
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = "stam-run"
 FORMAT_VERSION = "1.0"
@@ -130,11 +136,42 @@ class RunFolder:
             return None
         try:
             state = torch.load(self.state_file, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, ValueError) as error:
-            raise RunError(f"'{self.state_file}' is damaged: {str(error).splitlines()[0]}") from error
+            length = int(state["metrics_length"])
+        except Exception as error:  # a damaged file makes torch raise nearly anything
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise RunError(
+                f"'{self.state_file}' is damaged ({reason}): bring it back from a copy, or begin another run "
+                f"with --init {self.path}, which starts from the agents saved in it"
+            ) from error
+        found = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+        if found < length:
+            raise RunError(
+                f"'{self.metrics_file}' has {found} bytes, it had {length} when the state was saved: "
+                "bring it back"
+            )
         if self.metrics_file.exists():
-            os.truncate(self.metrics_file, state["metrics_length"])
+            os.truncate(self.metrics_file, length)
         return state
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Within it no other process can train in this folder; the lock goes with its process."""
+        if fcntl is None:  # no such locks on this system
+            yield
+            return
+        with (self.path / ".lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                raise RunError(
+                    f"the run in '{self.path}' is being trained by {holder}: wait for it"
+                ) from error
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}")
+            file.flush()
+            yield
 
 
 def versions() -> dict[str, str]:

@@ -24,7 +24,7 @@ from stam.fast.cuda_graph import GraphedFunction, Pipeline
 from stam.fast.known import unknown_part
 from stam.learning import distributed
 from stam.learning.averaging import averaged_state, moving_average
-from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, restore, run_loop
+from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, only_one, restore, run_loop
 from stam.learning.objective import Objective, ValueNormaliser
 from stam.learning.optimisation import (
     autocast,
@@ -70,20 +70,21 @@ def train(
         Interrupted: Ctrl-C; the state was saved and `resume` goes on from it.
     """
     learner = AgentLearner(config, agent, teacher, val_scenes)
-    if resume:
-        restore(learner, run)
     training = config.training
-    run_loop(
-        learner,
-        run,
-        plan(len(train_scenes), training),
-        train_scenes,
-        config.data,
-        "training",
-        training.save_minutes,
-        f"{distributed.launcher()} train --resume --out {run.path}",
-        loggers,
-    )
+    with only_one(run):
+        if resume:
+            restore(learner, run)
+        run_loop(
+            learner,
+            run,
+            plan(len(train_scenes), training),
+            train_scenes,
+            config.data,
+            "training",
+            training.save_minutes,
+            f"{distributed.launcher()} train --resume --out {run.path}",
+            loggers,
+        )
     return learner.agent_to_use.eval()
 
 
