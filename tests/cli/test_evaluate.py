@@ -52,7 +52,7 @@ def stam_refuses(capsys, *arguments) -> str:
 def test_evaluate_leaves_its_result_in_the_run(home, capsys):
     out, err = stam_says(capsys, "evaluate", home / "a", *QUICK, "--examples", "1")
     assert "20 scenes of data, learned policy, 2 seeds" in out
-    assert "teacher, whole image" in out and "time that saves" in out
+    assert "teacher, whole image" in out and "time saved" in out
     assert f"next: stam figures {home / 'a'}" in err
     found = load_evaluation(home / "a" / "evaluation.json")
     assert found.name == "a" and found.settings["recipe"] == "test" and found.data.classes == CLASSES

@@ -1,4 +1,4 @@
-"""Early termination: exact sweeps, fitted thresholds, and samples that really leave the batch."""
+"""Early exit: exact sweeps, fitted thresholds, and samples that really leave the batch."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""`stam evaluate`: accuracy after each glimpse, early termination, calibration, cost."""
+"""`stam evaluate`: accuracy after each glimpse, early exit, calibration, cost."""
 
 import sys
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Arguments:
         policy: Who picks the locations: learned, random, plus, spiral or centre-out; by default its own.
             learned:8 lets the actor choose until 8 glimpses have been seen, then centre-out.
         teacher: A teacher's folder, a DeiT file, package:NAME or hub:NAME; the run's own by default.
-        target_accuracy: Fit the threshold of early termination for this accuracy, as a share: 0.9 is 90 %.
+        target_accuracy: Fit the threshold of early exit for this accuracy, as a share: 0.9 is 90 %.
         budget: Fit it for this mean number of glimpses instead.
         store: Keep the fitted threshold and temperature, and the policy they hold for, with the weights, for
             predict and live use.
@@ -136,12 +136,12 @@ def summary(evaluation: Evaluation) -> str:
     fit, timing = evaluation.early_exit.fit, evaluation.early_exit.timing
     reached = "" if fit.reached else f" (the {fit.goal} asked for could not be reached)"
     lines.append(
-        f"stopping when sure      {100 * fit.reported.accuracy:.2f} % with {fit.reported.mean_glimpses:.2f} "
+        f"with early exit         {100 * fit.reported.accuracy:.2f} % with {fit.reported.mean_glimpses:.2f} "
         f"glimpses on average, threshold {fit.threshold:.4f}{reached}"
     )
     if timing is not None:
         lines.append(
-            f"time that saves         {100 * timing.time_saved:.0f} % ({timing.all_seconds:.2f} s to "
+            f"time saved              {100 * timing.time_saved:.0f} % ({timing.all_seconds:.2f} s to "
             f"{timing.early_seconds:.2f} s for {timing.num_scenes} scenes on {timing.device}); "
             f"glimpses saved {100 * timing.glimpses_saved:.0f} %"
         )

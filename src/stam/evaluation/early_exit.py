@@ -1,4 +1,4 @@
-"""Early termination: stop looking once sure. Which threshold, at what accuracy, and the time it saves."""
+"""Early exit: stop looking once sure. Which threshold, at what accuracy, and the time it saves."""
 
 import math
 from collections.abc import Iterable
@@ -207,7 +207,7 @@ def _operation(curve: ExitCurve, threshold: float, num_scenes: int) -> Operation
 
 @dataclass(frozen=True)
 class TimedBatch:
-    """Scenes to time early termination on."""
+    """Scenes to time early exit on."""
 
     images: Float[Tensor, "batch channels height width"]
     labels: Int[Tensor, " batch"]
@@ -222,7 +222,7 @@ def time_early_exit(
     num_glimpses: int,
     temperature: float = 1.0,
 ) -> ExitTiming:
-    """Measures the same scenes with every glimpse and with early termination, batch by batch in turn."""
+    """Measures the same scenes with every glimpse and with early exit, batch by batch in turn."""
     taken, glimpses, right = [0.0, 0.0], [0, 0], [0, 0]
     num_scenes = batch_size = 0
     device = torch.device("cpu")

@@ -67,7 +67,7 @@ class EvaluationPlan:
         low_resolution: Whether to show the teacher shrunk images too.
         cost: Whether to count multiply-adds and measure latency.
         most_calibration: The most scenes the temperature is fitted on.
-        most_timed: The most scenes early termination is timed on; 0 to leave it out.
+        most_timed: The most scenes early exit is timed on; 0 to leave it out.
         split_seed: Seed of the halves that thresholds and temperature are fitted and reported on.
         precision: Of the transformer: `float32`, `bfloat16`, or `auto` (bfloat16 on a GPU).
         fast: Whether to use packed weights, fused kernels and CUDA graphs; otherwise plain modules compute.

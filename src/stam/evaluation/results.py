@@ -123,7 +123,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Early termination at many thresholds (the paper's gamma): how many glimpses, how accurate."""
+    """Early exit at many thresholds (the paper's gamma): how many glimpses, how accurate."""
 
     thresholds: Floats
     mean_glimpses: Floats
@@ -166,7 +166,7 @@ class ThresholdFit:
 
 @dataclass(frozen=True)
 class ExitTiming:
-    """Wall-clock time of stopping early against taking every glimpse, measured one after the other.
+    """Wall-clock time with early exit against taking every glimpse, measured one after the other.
 
     Attributes:
         num_scenes: Scenes looked at, each once.
@@ -174,11 +174,11 @@ class ExitTiming:
         device: Where it ran.
         threshold: The threshold used.
         all_seconds: Seconds with every glimpse.
-        early_seconds: Seconds with early termination.
+        early_seconds: Seconds with early exit.
         all_glimpses: Glimpses a scene with every glimpse.
-        early_glimpses: Mean glimpses a scene with early termination.
+        early_glimpses: Mean glimpses a scene with early exit.
         all_accuracy: Accuracy with every glimpse.
-        early_accuracy: Accuracy with early termination.
+        early_accuracy: Accuracy with early exit.
     """
 
     num_scenes: int
@@ -205,7 +205,7 @@ class ExitTiming:
 
 @dataclass(frozen=True)
 class EarlyExit:
-    """Early termination: the sweep of thresholds, one fitted threshold, and the time it saves."""
+    """Early exit: the sweep of thresholds, one fitted threshold, and the time it saves."""
 
     uncalibrated: Sweep
     calibrated: Sweep
@@ -281,7 +281,7 @@ class Evaluation:
         accuracy: Accuracy after each glimpse.
         whole_image: The ceiling and the low-resolution baseline, where there is a teacher.
         calibration: The fitted temperature.
-        early_exit: Early termination.
+        early_exit: Early exit.
         locations: Histograms of locations.
         cost: Multiply-adds and latency, where they were asked for.
         settings: The run's settings (recipe, seed, agent, data, training), as its `run.json` has them.

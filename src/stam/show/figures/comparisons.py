@@ -79,9 +79,9 @@ def differences(comparison: Comparison, theme: Theme = LIGHT, spread: float = 1.
 
 
 def early_exits(comparison: Comparison, theme: Theme = LIGHT) -> Figure:
-    """Early termination of every run: accuracy against the share of the scene sensed on average."""
+    """Early exit of every run: accuracy against the share of the scene sensed on average."""
     figure, ((axes,),) = new_figure(COLUMN, 3.0 + 0.17 * len(comparison.names))
-    dress(axes, theme, "mean share of the scene sensed (%)", "top-1 accuracy (%)", "stop when sure")
+    dress(axes, theme, "mean share of the scene sensed (%)", "top-1 accuracy (%)", "early exit")
     for position, (name, evaluation) in enumerate(zip(comparison.names, comparison.evaluations, strict=True)):
         sweep = evaluation.early_exit.calibrated
         share = 100 * np.array(sweep.mean_glimpses) / evaluation.grid.num_locations

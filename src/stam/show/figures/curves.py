@@ -1,4 +1,4 @@
-"""Curves of one run: accuracy, early termination, calibration, cost, training."""
+"""Curves of one run: accuracy, early exit, calibration, cost, training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -128,7 +128,7 @@ def early_exit(evaluation: Evaluation, theme: Theme = LIGHT) -> Figure:
     )
     found = evaluation.early_exit
     for position, (label, sweep) in enumerate(
-        (("stop when sure, as trained", found.uncalibrated), ("stop when sure, calibrated", found.calibrated))
+        (("early exit, as trained", found.uncalibrated), ("early exit, calibrated", found.calibrated))
     ):
         glimpses, share = np.array(sweep.mean_glimpses), 100 * np.array(sweep.accuracy)
         colour = theme.colours[1 - position]

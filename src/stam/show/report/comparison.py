@@ -123,7 +123,7 @@ def _runs(comparison: Comparison) -> str:
         "looking",
         "all glimpses",
         "teacher",
-        "stopping when sure",
+        "with early exit",
         "time saved",
         "calibration error",
         "multiply-adds, all steps",

@@ -37,7 +37,7 @@ def run_report(
     charts = Charts(light, dark)
     sections = [
         Section("accuracy", "Accuracy", _accuracy(evaluation, charts)),
-        Section("early", "Early termination", _early_exit(evaluation, charts)),
+        Section("early", "Early exit", _early_exit(evaluation, charts)),
         Section("calibration", "Calibration", _calibration(evaluation, charts)),
         Section("looking", "Where it looks", _looking(evaluation, examples, charts)),
         Section("cost", "Cost", _cost(evaluation, charts)),
@@ -69,13 +69,11 @@ def _tiles(evaluation: Evaluation) -> str:
     if evaluation.whole_image is not None:
         tiles.append(tile(percent(evaluation.whole_image.top1), "teacher, whole image: the ceiling"))
     fit = evaluation.early_exit.fit.reported
-    meaning = f"right with {fit.mean_glimpses:.1f} glimpses on average, stopping when sure"
+    meaning = f"right with {fit.mean_glimpses:.1f} glimpses on average, with early exit"
     tiles.append(tile(percent(fit.accuracy), meaning))
     timing = evaluation.early_exit.timing
     if timing is not None:
-        meaning = (
-            f"of the time saved by stopping early, and {percent(timing.glimpses_saved, 0)} of the glimpses"
-        )
+        meaning = f"of the time saved by early exit, and {percent(timing.glimpses_saved, 0)} of the glimpses"
         tiles.append(tile(percent(timing.time_saved, 0), meaning))
     found = evaluation.calibration
     errors = f"{100 * found.before.ece:.1f} → {100 * found.after.ece:.1f} %"
@@ -151,8 +149,8 @@ def _early_exit(evaluation: Evaluation, charts: Charts) -> str:
         text += (
             f" Measured on {timing.num_scenes:,} scenes ({timing.device}, batch {timing.batch_size}): "
             f"{timing.all_seconds:.2f} s with all {timing.all_glimpses:g} glimpses, "
-            f"{timing.early_seconds:.2f} s stopping early; that saves {percent(timing.time_saved, 0)} of the "
-            f"time and {percent(timing.glimpses_saved, 0)} of the glimpses. Scenes that are done leave the "
+            f"{timing.early_seconds:.2f} s with early exit: {percent(timing.time_saved, 0)} of the "
+            f"time and {percent(timing.glimpses_saved, 0)} of the glimpses saved. Scenes that are done leave the "
             "batch."
         )
     plain, calibrated = found.uncalibrated, found.calibrated
