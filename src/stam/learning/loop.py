@@ -260,11 +260,14 @@ def note(
 
 
 def save(learner: Learner, run: RunFolder) -> None:
-    """Saves the state to resume from and the model to use; all processes come here, the first one writes."""
+    """Saves the model to use and the state to resume from; all processes come here, the first one writes.
+
+    The state comes last: whatever is killed in between is trained again from the state before, and saved.
+    """
     state = learner.state_dict() | {"position": list(learner.position), "best": learner.best}
     if distributed.rank() == 0:
-        run.save_state(state)
         learner.save(run.path / "last")
+        run.save_state(state)
 
 
 def restore(learner: Learner, run: RunFolder) -> None:

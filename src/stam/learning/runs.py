@@ -52,11 +52,15 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path) -> "RunFolder":
-        """Makes a new folder; one that holds something is refused."""
+        """Makes a new folder; one that holds something is refused.
+
+        What a start leaves that was killed before `run.json` was there is nothing: it begins anew.
+        """
         run = cls(path)
         if run.path.is_file():
             raise RunError(f"--out '{path}' is a file: name a folder")
-        if run.path.is_dir() and any(run.path.iterdir()):
+        names = {file.name for file in run.path.iterdir()} if run.path.is_dir() else set()
+        if not all(name in ("split.json", ".lock") or name.endswith(".writing") for name in names):
             raise RunError(
                 f"--out '{path}' is not empty: pass --resume to go on with the run in it, "
                 "or name another folder"
@@ -99,9 +103,8 @@ class RunFolder:
             "versions": versions(),
             "config": to_plain(config),
         }
-        text = json.dumps(record, indent=2) + "\n"
-        save_content(self.record_file, text)
         save_record(split, self.path / "split.json")
+        save_content(self.record_file, json.dumps(record, indent=2) + "\n")  # with it the run has begun
 
     def record(self) -> dict[str, Any]:
         """Reads what the run is."""

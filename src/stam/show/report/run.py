@@ -150,8 +150,8 @@ def _early_exit(evaluation: Evaluation, charts: Charts) -> str:
             f" Measured on {timing.num_scenes:,} scenes ({timing.device}, batch {timing.batch_size}): "
             f"{timing.all_seconds:.2f} s with all {timing.all_glimpses:g} glimpses, "
             f"{timing.early_seconds:.2f} s with early exit: {percent(timing.time_saved, 0)} of the "
-            f"time and {percent(timing.glimpses_saved, 0)} of the glimpses saved. Scenes that are done leave the "
-            "batch."
+            f"time and {percent(timing.glimpses_saved, 0)} of the glimpses saved. "
+            "Scenes that are done leave the batch."
         )
     plain, calibrated = found.uncalibrated, found.calibrated
     columns = (plain.mean_glimpses, plain.accuracy, calibrated.mean_glimpses, calibrated.accuracy)
