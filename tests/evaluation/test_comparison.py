@@ -2,13 +2,17 @@
 
 import csv
 import io
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from made_up import made_up
 
+from stam.data import Subset, open_scenes
 from stam.errors import ConfigError, StamError
 from stam.evaluation import Comparison, compare
 from stam.evaluation.comparison import PUBLISHED, names_of, table_rows
+from stam.evaluation.evaluate import scenes_digest
 from stam.scene.grid import Grid
 
 
@@ -122,3 +126,19 @@ def test_runs_on_other_data_are_refused():
         compare([made_up("a"), made_up("b")], baseline=2)
     with pytest.raises(ConfigError, match="did you mean 'imagenet'"):
         compare([made_up("a")], published="imagenett")
+
+
+def test_other_scenes_of_the_same_name_are_refused():
+    one, other = made_up("a"), made_up("b")
+    ours = replace(one, data=replace(one.data, digest="1"))
+    with pytest.raises(StamError, match="'a' and 'b' were evaluated on other scenes of noise"):
+        compare([ours, replace(other, data=replace(other.data, digest="2"))])
+    compare([ours, replace(other, data=replace(other.data, digest="1"))])
+    compare([ours, other])  # an earlier version did not say
+
+
+def test_scenes_are_told_apart_whatever_size_they_are_seen_at():
+    found = [scenes_digest(open_scenes("digits", seed=seed).val) for seed in (0, 1, 0)]
+    assert found[0] == found[2] != found[1]
+    part = Subset(open_scenes("digits").val, np.arange(10))
+    assert scenes_digest(part) != found[0]

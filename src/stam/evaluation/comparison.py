@@ -380,6 +380,11 @@ def compare(
                 f"'{first.name}' was evaluated on {first.data.num_scenes} scenes of {first.data.source}, "
                 f"'{other.name}' on {other.data.num_scenes} of {other.data.source}: evaluate both on the same"
             )
+        if first.data.digest and other.data.digest and first.data.digest != other.data.digest:
+            raise StamError(
+                f"'{first.name}' and '{other.name}' were evaluated on other scenes of {first.data.source} "
+                "(another split or other images): evaluate both on the same, with --data"
+            )
     require(0 <= baseline < len(evaluations), f"baseline must be 0 to {len(evaluations) - 1}, got {baseline}")
     require(
         names is None or len(names) == len(evaluations),

@@ -1,5 +1,6 @@
 """The one call: an agent, scenes and a plan in, an `Evaluation` out."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -205,7 +206,7 @@ class _Measurement:
             precision="bfloat16" if torch.is_autocast_enabled(self.device.type) else "float32",
             seeds=tuple(range(self.plan.num_seeds)),
             num_glimpses=self.num_glimpses,
-            data=Data(source, len(self.scenes), tuple(self.agent.labels)),
+            data=Data(source, len(self.scenes), tuple(self.agent.labels), scenes_digest(self.scenes)),
             grid=self.grid,
             pixels=tuple(n * self.grid.glimpse_area for n in steps),
             share=floats(n / self.grid.num_locations for n in steps),
@@ -325,6 +326,14 @@ def _from_first_process(evaluation: Evaluation) -> Evaluation:
     box = [evaluation]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def scenes_digest(scenes: Scenes, most_images: int = 16) -> str:
+    """Returns a digest of scenes: of all labels, and of some images as they are before any resizing."""
+    digest = hashlib.blake2b(np.ascontiguousarray(scenes.labels).tobytes(), digest_size=8)
+    for index in some_of(np.arange(len(scenes)), most_images):
+        digest.update(np.ascontiguousarray(scenes.load(int(index))).tobytes())
+    return digest.hexdigest()
 
 
 def some_of(indices: Int[np.ndarray, " all"], most: int) -> Int[np.ndarray, " some"]:

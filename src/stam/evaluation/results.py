@@ -255,11 +255,20 @@ class Cost:
 
 @dataclass(frozen=True)
 class Data:
-    """What an agent was evaluated on."""
+    """What an agent was evaluated on.
+
+    Attributes:
+        source: What the data is called.
+        num_scenes: Scenes.
+        classes: Class names.
+        digest: Of the labels and of some images, to tell other scenes of the same name; empty in results of
+            versions before 1.2.
+    """
 
     source: str
     num_scenes: int
     classes: tuple[str, ...]
+    digest: str = ""
 
 
 @dataclass(frozen=True)
