@@ -69,10 +69,14 @@ class Outcomes:
 
 def outcomes_of(traces: Iterable[Trace], labels: Int[Tensor, " batch"], temperature: float) -> Outcomes:
     """Scores what an agent did in a batch of scenes, one trace a seed."""
-    parts = [_score(trace, labels, temperature) for trace in traces]
+    parts, num_classes = [], 0
+    for trace in traces:  # one at a time: together they would fill a GPU's memory
+        parts.append(_score(trace, labels, temperature))
+        num_classes = trace.class_logits.shape[-1]
     ranks, confidences, losses, correct, locations = (
         torch.stack(part, dim=1).cpu().numpy() for part in zip(*parts, strict=True)
     )
+    require_ranks(ranks, num_classes)
     return Outcomes(labels.cpu().numpy(), locations, ranks, confidences, losses, correct)
 
 
@@ -94,16 +98,21 @@ def true_rank(
 ) -> Int[Tensor, "batch *steps"]:
     """Returns how many classes are rated above the true one; of equals, the first counts as higher.
 
-    Raises:
-        StamError: A score is not a number, which no comparison would notice.
+    Where a score is not a number, which no comparison would notice, the rank is the number of classes: see
+    `require_ranks`.
     """
-    if scores.isnan().any():
-        raise StamError("the model's scores are not numbers (NaN): its weights are damaged, take another one")
     shape = (-1, *[1] * (scores.ndim - 1))
     truth = labels.view(shape).expand(*scores.shape[:-1], 1)
     own = scores.gather(-1, truth)
     earlier = torch.arange(scores.shape[-1], device=scores.device) < truth
-    return ((scores > own) | ((scores == own) & earlier)).sum(dim=-1).to(torch.int32)
+    ranks = ((scores > own) | ((scores == own) & earlier)).sum(dim=-1)
+    return ranks.masked_fill(scores.isnan().any(dim=-1), scores.shape[-1]).to(torch.int32)
+
+
+def require_ranks(ranks: Int[np.ndarray, "..."], num_classes: int) -> None:
+    """Raises where a model's scores were not numbers; on the host, so that a GPU is not waited for."""
+    if (ranks >= num_classes).any():
+        raise StamError("the model's scores are not numbers (NaN): its weights are damaged, take another one")
 
 
 def join(parts: list[Outcomes], indices: list[np.ndarray], num_scenes: int) -> Outcomes:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stam.evaluation.outcomes import TOP, true_rank
+from stam.evaluation.outcomes import TOP, require_ranks, true_rank
 from stam.evaluation.results import LowResolution, WholeImage
 from stam.model.teacher import Teacher
 from stam.scene.grid import Grid
@@ -47,7 +47,9 @@ def whole_image_ranks(
     """
     views = [images]
     views += [low_resolution(images, low_resolution_size(grid, n)) for n in range(1, num_glimpses + 1)]
-    return torch.stack([true_rank(teacher(view), labels) for view in views], dim=1).cpu().numpy()
+    ranks = torch.stack([true_rank(teacher(view), labels) for view in views], dim=1).cpu().numpy()
+    require_ranks(ranks, teacher.num_classes)
+    return ranks
 
 
 def describe_whole_image(ranks: Int[np.ndarray, "scenes views"], grid: Grid) -> WholeImage:

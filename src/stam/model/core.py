@@ -35,7 +35,7 @@ class Memory(Protocol):
 class Core(Protocol):
     """What an agent needs of a core."""
 
-    def remember(self, memory: Any, patches: Tensor, positions: Tensor) -> Any:
+    def remember(self, memory: Any, patches: Tensor, positions: Tensor) -> Memory:
         """Returns the memory with the patches of one more glimpse; `None` is the empty memory."""
         ...
 
