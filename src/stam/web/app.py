@@ -19,7 +19,15 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from stam.errors import StamError
-from stam.live import PoolFullError, Session, SessionPool, UnknownSessionError, scene_view
+from stam.live import (
+    AllSeenError,
+    OutOfStepError,
+    PoolFullError,
+    Session,
+    SessionPool,
+    UnknownSessionError,
+    scene_view,
+)
 from stam.model.agent import Looker
 from stam.model.policy import POLICIES
 from stam.web.limits import BodyLimit, Limits, SameOrigin, SecurityHeaders
@@ -33,6 +41,7 @@ from stam.web.scenes import (
 )
 from stam.web.schemas import (
     AgentInfo,
+    Conflict,
     GridInfo,
     LimitsInfo,
     MissedGlimpse,
@@ -50,6 +59,10 @@ RAW_PIXELS = "application/octet-stream"
 
 SessionId = Annotated[str, PathParameter(pattern="^[A-Za-z0-9_-]{1,64}$", description="from opening it")]
 WithMap = Annotated[bool, Query(alias="map", description="whether to answer with the policy map too")]
+Expected = Annotated[
+    int | None,
+    Query(ge=0, le=100_000, description="glimpses of the session before this one, as last answered"),
+]
 OptionalIndex = Annotated[int | None, Query(ge=0, le=100_000)]
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -66,7 +79,8 @@ def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
         422: "The request is not as it must be; the error says in what",
         429: "As many sessions are open as may be",
     }
-    return {code: {"model": Problem, "description": meanings[code]} for code in codes}
+    models = {409: Conflict}
+    return {code: {"model": models.get(code, Problem), "description": meanings[code]} for code in codes}
 
 
 def _refuse(code: int, message: str) -> HTTPException:
@@ -227,6 +241,16 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     async def too_many_pixels(request: Request, error: TooManyPixelsError) -> JSONResponse:
         return answer(413, str(error))
 
+    @app.exception_handler(AllSeenError)
+    async def all_seen(request: Request, error: AllSeenError) -> JSONResponse:
+        return answer(409, str(error))
+
+    @app.exception_handler(OutOfStepError)
+    async def out_of_step(request: Request, error: OutOfStepError) -> JSONResponse:
+        location = None if error.location is None else list(error.location)
+        conflict = Conflict(error=str(error), num_glimpses=error.num_glimpses, location=location)
+        return JSONResponse(conflict.model_dump(), 409)
+
     @app.exception_handler(StamError)
     async def mistake(request: Request, error: StamError) -> JSONResponse:
         return answer(422, str(error))
@@ -289,23 +313,31 @@ def _add_session_routes(app: FastAPI, service: Service) -> None:
         session_id: SessionId,
         row: OptionalIndex = None,
         column: OptionalIndex = None,
+        num_glimpses: Expected = None,
         with_map: WithMap = False,
     ) -> Step:
-        """Tells the agent what was sensed; `row` and `column` say where, if not where it asked.
+        """Tells the agent what was sensed.
 
-        A location seen before is allowed: the new glimpse takes the place of the old one.
+        Which glimpse it is must be said, so that one sent twice is not taken for two: by `row` and `column`,
+        where it was sensed; by `num_glimpses` as last answered, if it was sensed where the agent asked; or by
+        all three. A request that got no answer may be sent again. A location seen before is allowed: the
+        new glimpse takes the place of the old one.
         """
-        session = pool.get(session_id)
+        pool.get(session_id)  # before a body is read
         content_type = _content_type(request)
         if content_type not in (RAW_PIXELS, *_IMAGES):
             raise _refuse(415, f"a glimpse is {', '.join((*_IMAGES, RAW_PIXELS))}; got '{content_type}'")
         if (row is None) != (column is None):
             raise _refuse(422, "give both row and column, or neither")
         location = None if row is None or column is None else (row, column)
-        if location is None and session.location is None:
-            raise _refuse(409, "every location has been seen: open a new session for the next scene")
+        if location is None and num_glimpses is None:
+            raise _refuse(
+                422,
+                "say which glimpse it is, so that one sent twice is not taken for two: num_glimpses as last "
+                "answered, or row and column",
+            )
         glimpse = service.read_glimpse(content_type, await request.body())
-        step = await asyncio.wrap_future(pool.submit(session_id, glimpse, location))
+        step = await asyncio.wrap_future(pool.submit(session_id, glimpse, location, num_glimpses))
         return Step.of(step, await policy_map(session_id) if with_map else None)
 
     @app.post(
