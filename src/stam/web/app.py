@@ -1,11 +1,11 @@
 """The routes of the service. Thin: sessions live in a `SessionPool`, and the page is one more sensor."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
@@ -17,6 +17,7 @@ from fastapi.staticfiles import StaticFiles
 from PIL import Image
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 
 from stam.errors import StamError
 from stam.live import (
@@ -56,6 +57,8 @@ from stam.web.schemas import (
 PAGE = Path(__file__).parent / "page"
 OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 RAW_PIXELS = "application/octet-stream"
+UPLOAD_PATH = "/api/view"
+_SMALL_BODY = 100_000  # bytes: a glimpse, however badly it was compressed, or some JSON
 
 SessionId = Annotated[str, PathParameter(pattern="^[A-Za-z0-9_-]{1,64}$", description="from opening it")]
 WithMap = Annotated[bool, Query(alias="map", description="whether to answer with the policy map too")]
@@ -69,6 +72,9 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _IMAGES = dict.fromkeys(("image/png", "image/jpeg", "image/webp"), _BINARY)
 
 
+Result = TypeVar("Result")
+
+
 def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
     meanings = {
         400: "A body that cannot even be decoded",
@@ -78,6 +84,7 @@ def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
         415: "A body of another kind than those listed",
         422: "The request is not as it must be; the error says in what",
         429: "As many sessions are open as may be",
+        503: "As many images are being uploaded as may be",
     }
     models = {409: Conflict}
     return {code: {"model": models.get(code, Problem), "description": meanings[code]} for code in codes}
@@ -111,6 +118,35 @@ class Service:
             idle_seconds=self.limits.idle_seconds,
             lifetime_seconds=self.limits.lifetime_seconds,
         )
+        self._num_uploads = 0
+        self._decoder = asyncio.Semaphore(1)
+
+    @property
+    def max_glimpse_bytes(self) -> int:
+        """Bytes of any request but an upload: a glimpse encoded by whatever means."""
+        height, width = self.agent.grid.glimpse_size
+        raw = height * width * self.agent.config.channels
+        return min(self.limits.max_upload_bytes, max(_SMALL_BODY, 4 * raw))
+
+    @contextmanager
+    def uploading(self) -> Iterator[None]:
+        """Counts an image that is being uploaded, or refuses it where too many are."""
+        if self._num_uploads >= self.limits.max_uploads:
+            raise HTTPException(
+                503,
+                f"{self.limits.max_uploads} images are being uploaded, and no more may be: try again later",
+                {"Retry-After": "1"},
+            )
+        self._num_uploads += 1
+        try:
+            yield
+        finally:
+            self._num_uploads -= 1
+
+    async def decoding(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Runs what decodes an image beside the event loop, one at a time: pixels take much memory."""
+        async with self._decoder:
+            return await run_in_threadpool(function, *arguments)
 
     def policies(self) -> list[str]:
         """Returns the policies that a session may name, the agent's own first."""
@@ -204,7 +240,11 @@ def create_app(service: Service, hosts: Sequence[str] = OWN_NAMES) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.add_middleware(BodyLimit, max_bytes=service.limits.max_upload_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=service.max_glimpse_bytes,
+        exceptions={UPLOAD_PATH: service.limits.max_upload_bytes},
+    )
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(SameOrigin)
     app.add_middleware(SecurityHeaders)
@@ -240,6 +280,10 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     @app.exception_handler(TooManyPixelsError)
     async def too_many_pixels(request: Request, error: TooManyPixelsError) -> JSONResponse:
         return answer(413, str(error))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody reads it, and it is no fault of the service's
 
     @app.exception_handler(AllSeenError)
     async def all_seen(request: Request, error: AllSeenError) -> JSONResponse:
@@ -410,15 +454,15 @@ def _add_scene_routes(app: FastAPI, service: Service) -> None:
     async def read_scene(scene_id: Annotated[int, PathParameter(ge=0, le=100_000)]) -> Response:
         if scene_id >= len(service.scenes):
             raise _refuse(404, f"no scene {scene_id}: there are {len(service.scenes)}, from 0")
-        pixels = await run_in_threadpool(service.scenes[scene_id].load)
+        pixels = await service.decoding(service.scenes[scene_id].load)
         return Response(encode_png(pixels), media_type="image/png")
 
     @app.post(
-        "/api/view",
+        UPLOAD_PATH,
         tags=["scenes"],
         summary="Bring an image to the agent's size",
         response_class=Response,
-        responses=png | _problems(413, 415, 422),
+        responses=png | _problems(413, 415, 422, 503),
         openapi_extra={"requestBody": {"required": True, "content": _IMAGES | {"image/*": _BINARY}}},
     )
     async def view(request: Request) -> Response:
@@ -426,5 +470,6 @@ def _add_scene_routes(app: FastAPI, service: Service) -> None:
         content_type = _content_type(request)
         if not content_type.startswith("image/"):
             raise _refuse(415, f"send an image, such as image/png; got '{content_type}'")
-        body = await request.body()
-        return Response(await run_in_threadpool(service.read_scene, body), media_type="image/png")
+        with service.uploading():
+            body = await request.body()
+            return Response(await service.decoding(service.read_scene, body), media_type="image/png")

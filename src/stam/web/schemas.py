@@ -54,6 +54,9 @@ class LimitsInfo(BaseModel):
     lifetime_seconds: float
     max_upload_bytes: int
     max_upload_pixels: int
+    max_uploads: int
+    max_connections: int
+    client_seconds: float
 
 
 class AgentInfo(BaseModel):
