@@ -202,7 +202,7 @@ def serve(given: argparse.Namespace) -> None:
     if given.nagle:  # the protocol is not named, and asyncio leaves the socket as it is
         web_server.listen = lambda host, port: socket.create_server((host, port), backlog=512)
     if given.keep_freed_memory:
-        web_server.return_freed_memory = lambda: None
+        web_server.return_freed_memory = web_server.keep_large_blocks_apart = lambda: None
     height, width = agent.grid.glimpse_size
 
     def ready(url: str) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -186,23 +187,50 @@ def test_freed_memory_is_given_back_while_the_service_is_used(web_agent, monkeyp
     assert len(returned) == 1
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
-def test_holes_between_blocks_go_back_to_the_system():
+def has_glibc() -> bool:
     try:
-        os.confstr("CS_GNU_LIBC_VERSION")
-    except (ValueError, OSError):
-        pytest.skip("not glibc")
+        return bool(os.confstr("CS_GNU_LIBC_VERSION"))
+    except (AttributeError, OSError, ValueError):
+        return False
 
-    def resident():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not has_glibc(), reason="needs glibc's allocator")
+def test_holes_between_blocks_go_back_to_the_system():
     blocks = [bytes(20_000) for _ in range(5_000)]  # 100 MB
-    del blocks[::2]  # all but the holes
+    del blocks[::2]
     kept = blocks[::50]
     del blocks
     before = resident()
     return_freed_memory()
     assert before - resident() > 50_000_000 and len(kept) == 50
+
+
+FREE_LARGE_BLOCKS = """
+import os, sys
+from pathlib import Path
+from stam.web.memory import keep_large_blocks_apart
+
+if sys.argv[1] == "apart":
+    keep_large_blocks_apart()
+for _ in range(3):
+    large, behind = b"x" * 20_000_000, b"y" * 1_000
+    before = int(Path("/proc/self/statm").read_text().split()[1])
+    del large
+    pages = before - int(Path("/proc/self/statm").read_text().split()[1])
+print(pages * os.sysconf("SC_PAGE_SIZE"))
+"""
+
+
+@pytest.mark.skipif(not has_glibc(), reason="needs glibc's allocator")
+@pytest.mark.parametrize(("how", "least"), [("apart", 19_000_000), ("as it is", 0)])
+def test_large_blocks_go_back_to_the_system_at_once(how, least):
+    """In a process of its own, since it is a setting of the whole process."""
+    freed = int(subprocess.check_output([sys.executable, "-c", FREE_LARGE_BLOCKS, how]))
+    assert freed >= least and (how == "apart" or freed < 1_000_000)
 
 
 @pytest.mark.parametrize("name", ["max_uploads", "max_connections", "client_seconds"])

@@ -9,7 +9,7 @@ import uvicorn
 
 from stam.errors import StamError, require
 from stam.web.app import OWN_NAMES, Service, create_app
-from stam.web.memory import return_freed_memory
+from stam.web.memory import keep_large_blocks_apart, return_freed_memory
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _TICKS_BETWEEN_RETURNS = 100  # of uvicorn's clock: ten seconds
@@ -29,6 +29,7 @@ def serve(
         port: Port to listen on; 0 takes a free one.
         on_ready: Called with the address once it is open.
     """
+    keep_large_blocks_apart()
     listener = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listener.getsockname()[1]}"
