@@ -180,7 +180,7 @@ main(sys.argv[1:])
 
 
 def test_a_job_that_is_started_again_goes_on_with_its_own_run(runs):
-    """One dies in the teacher's training, before a state is saved, the other in the agent's, after one was."""
+    """One dies in the teacher's training, before a state is saved, the other in the agent's, after."""
     out = runs / "restarted"
     command = ("train", "tiny", runs / "images", "--out", out, "--policy", "learned", *SETTINGS)
     # three batches of the teacher, then six of the agent
