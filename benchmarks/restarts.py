@@ -73,10 +73,10 @@ def train(home: Path, name: str, delays: list[float], draw: random.Random | None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", str(MAX_RESTARTS))
-    launch += ("--master-addr", "127.0.0.1", "--master-port", str(port), "--monitor-interval", "0.1")
-    command = (sys.executable, *launch, "-m", "stam", "train", "tiny", str(home / "images"))
-    command += ("--out", str(home / name), *SETTINGS)
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", str(MAX_RESTARTS)]
+    launch += ["--master-addr", "127.0.0.1", "--master-port", str(port), "--monitor-interval", "0.1"]
+    command = [sys.executable, *launch, "-m", "stam", "train", "tiny", str(home / "images")]
+    command += ["--out", str(home / name), *SETTINGS]
     deaths = []
     with (home / f"{name}.log").open("w") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log)

@@ -1,4 +1,4 @@
-"""`stam prepare fmow SOURCE --out FOLDER`."""
+"""`stam prepare fmow SOURCE --out FOLDER` and `stam prepare shards SOURCE --out FOLDER`."""
 
 import json
 from dataclasses import dataclass
@@ -6,8 +6,10 @@ from pathlib import Path
 
 from stam.cli.parsing import next_command, parse, require_out, split_positionals
 from stam.config import to_plain
-from stam.data import prepare_fmow
-from stam.errors import ConfigError, require_choice
+from stam.data import FmowReport, ShardReport, open_scenes, prepare_fmow, prepare_shards
+from stam.errors import ConfigError, require, require_choice
+
+USAGE = "stam prepare fmow SOURCE --out FOLDER, or stam prepare shards SOURCE --out FOLDER"
 
 
 @dataclass(frozen=True)
@@ -15,31 +17,42 @@ class Arguments:
     """What `stam prepare` takes beside DATASET and SOURCE.
 
     Attributes:
-        out: Where the class folders go. Needed.
-        workers: Threads; one a core by default.
-        max_shorter_side: Shrink crops whose shorter side is above this; none keeps them.
+        out: Where the class folders or shards go. Needed.
+        workers: fmow: threads; one a core by default.
+        max_shorter_side: fmow: shrink crops whose shorter side is above this; none keeps them.
+        shard_mb: shards: megabytes of each.
+        val_fraction: shards: the share to validate on, where the source has no split of its own.
+        seed: shards: seed of that split and of the order of images.
         json: Print the report as JSON.
     """
 
     out: Path | None = None
     workers: int | None = None
     max_shorter_side: int | None = None
+    shard_mb: float = 256.0
+    val_fraction: float = 0.1
+    seed: int = 0
     json: bool = False
 
 
 def run(arguments: list[str]) -> None:
-    """Turns a dataset's own layout into class folders."""
+    """Turns a dataset's own layout into class folders, or images into shards."""
     positionals, options = split_positionals(arguments, most=2)
-    parsed = parse(Arguments, "prepare", options, default=Arguments(), more_help="DATASET is fmow.")
+    about = "DATASET is fmow, or shards: any source of images, packed for fast and remote reading."
+    parsed = parse(Arguments, "prepare", options, default=Arguments(), more_help=about)
     if len(positionals) < 2:
-        raise ConfigError("name the dataset and where it lies: stam prepare fmow SOURCE --out FOLDER")
-    out = require_out(parsed.out, "stam prepare fmow SOURCE --out FOLDER")
-    require_choice("dataset", positionals[0], ("fmow",))
-    report = prepare_fmow(
-        Path(positionals[1]),
-        out,
-        num_workers=parsed.workers,
-        max_shorter_side=parsed.max_shorter_side,
-    )
+        raise ConfigError(f"name the dataset and where it lies: {USAGE}")
+    dataset, source = positionals
+    out = require_out(parsed.out, f"stam prepare {dataset} SOURCE --out FOLDER")
+    require_choice("dataset", dataset, ("fmow", "shards"))
+    report: FmowReport | ShardReport
+    if dataset == "shards":
+        require(parsed.shard_mb > 0, f"--shard-mb must be above 0, got {parsed.shard_mb}")
+        splits = open_scenes(source, val_fraction=parsed.val_fraction, seed=parsed.seed)
+        report = prepare_shards(splits, out, int(parsed.shard_mb * 1_000_000), parsed.seed)
+    else:
+        report = prepare_fmow(
+            Path(source), out, num_workers=parsed.workers, max_shorter_side=parsed.max_shorter_side
+        )
     print(json.dumps(to_plain(report), indent=2) if parsed.json else report.summary())
-    next_command(f"stam train fmow-small {out} --out RUN")
+    next_command(f"stam train {'fmow-small ' if dataset == 'fmow' else ''}{out} --out RUN")

@@ -6,6 +6,7 @@ from stam.data.digits import Box, ClutteredDigits, open_digits
 from stam.data.fmow import FMOW_CLASSES, FmowReport, prepare_fmow
 from stam.data.folder import ImageFolder, open_folder
 from stam.data.images import IMAGE_SUFFIXES, decode_image
+from stam.data.indexed import IndexedShards, ShardReport, open_indexed, prepare_shards
 from stam.data.loader import BatchLoader, EvaluationView, RawBatch, TrainingView, View, pad_images
 from stam.data.sampler import batches, epoch_indices, evaluation_indices
 from stam.data.scenes import Relabelled, Scenes, Subset
@@ -32,9 +33,11 @@ __all__ = [
     "FmowReport",
     "ImageFolder",
     "ImageReport",
+    "IndexedShards",
     "RawBatch",
     "Relabelled",
     "Scenes",
+    "ShardReport",
     "SplitPlan",
     "SplitRecord",
     "Splits",
@@ -51,11 +54,13 @@ __all__ = [
     "open_digits",
     "open_folder",
     "open_for_evaluation",
+    "open_indexed",
     "open_scenes",
     "open_shards",
     "pad_images",
     "prepare_fmow",
     "prepare_for_evaluation",
+    "prepare_shards",
     "save_record",
     "stratified_split",
 ]

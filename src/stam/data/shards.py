@@ -23,6 +23,8 @@ from stam.shapes import UInt8
 
 _SPLIT_NAMES = (TRAIN, *VAL_NAMES)
 _CLASS_SUFFIX = ".cls"
+MAX_IMAGE_BYTES = 256_000_000
+_MAX_CLASS_BYTES = 4096
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
@@ -56,7 +58,7 @@ class TarShards:
     def load(self, index: int, decode_size: int | None = None) -> UInt8[np.ndarray, "height width 3"]:
         """Reads and decodes one image."""
         member = self.members[index]
-        return decode_image(_read(member), f"{member.name} in {member.shard}", decode_size)
+        return decode_image(read_member(member), f"{member.name} in {member.shard}", decode_size)
 
 
 def is_tar(path: Path) -> bool:
@@ -128,6 +130,13 @@ def index_tar(shard: Path) -> list[Member]:
                 if info.isreg() and "/." not in f"/{info.name.removeprefix('./')}"
             ]
             end = tar.offset
+        for member in members:
+            most = _MAX_CLASS_BYTES if member.name.endswith(_CLASS_SUFFIX) else MAX_IMAGE_BYTES
+            if member.size > most and (most == _MAX_CLASS_BYTES or is_image(member.name)):
+                raise DataError(
+                    f"{member.name} in {shard} has {member.size} bytes, at most {most} are read: "
+                    "make it smaller, or remove it"
+                )
         # A damaged header looks to tarfile like the end, and so does a cut between two members.
         with shard.open("rb") as file:
             file.seek(end)
@@ -144,7 +153,8 @@ def _matches(path: Path) -> list[Path]:
     return sorted(match for match in path.parent.glob(path.name) if match.is_file()) if path.name else []
 
 
-def _read(member: Member) -> bytes:
+def read_member(member: Member) -> bytes:
+    """Reads a file out of a tar; `index_tar` has refused what would not fit into memory."""
     try:
         with member.shard.open("rb") as file:
             file.seek(member.offset)
@@ -209,7 +219,7 @@ def _list_samples(members: Sequence[Member], root: Path) -> list[tuple[Member, E
         class_file = class_files.get((member.shard, _sample_key(member)))
         if class_file is None:
             raise DataError(f"{member.name} in {member.shard} has no {_CLASS_SUFFIX} file beside it: add one")
-        class_name = _read(class_file).decode(errors="replace").strip()
+        class_name = read_member(class_file).decode(errors="replace").strip()
         if not class_name:
             raise DataError(f"{class_file.name} in {member.shard} is empty: expected a class number or name")
         found.append((member, _entry(member, root, class_name, _split_of_shard(member.shard, root))))

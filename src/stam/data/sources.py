@@ -5,6 +5,7 @@ from pathlib import Path
 
 from stam.data.digits import open_digits
 from stam.data.folder import open_folder
+from stam.data.indexed import is_indexed, is_url, open_indexed
 from stam.data.scenes import Relabelled, Scenes
 from stam.data.shards import find_shards, is_tar, open_shards
 from stam.data.splits import SplitPlan, SplitRecord, Splits
@@ -20,7 +21,8 @@ def open_scenes(
 
     Args:
         source: `digits` (the embedded default), a folder of class folders, a tar, a pattern such as
-            `train-*.tar`, or a folder of tars. A folder that is itself called digits is `./digits`.
+            `train-*.tar`, a folder of tars, or what `stam prepare shards` made, as a folder or as a URL that
+            fsspec knows (`s3://bucket/images`). A folder that is itself called digits is `./digits`.
         val_fraction: The share to validate on, where the data has no split of its own.
         seed: Seed of that split; for digits, of the scenes.
         record: The split of an earlier run, to be followed even if files were added since.
@@ -60,7 +62,11 @@ def is_what_was_split(source: str | Path, record: SplitRecord) -> bool:
 def _open(source: str | Path, plan: SplitPlan) -> Splits:
     if str(source) == DIGITS:
         return open_digits(plan.seed)
+    if is_url(source):
+        return open_indexed(source)
     path = Path(source).expanduser()
+    if is_indexed(path):
+        return open_indexed(path)
     if find_shards(path) and (path.is_dir() or is_tar(path)):
         return open_shards(path, plan)
     if path.is_dir():
