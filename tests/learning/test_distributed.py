@@ -63,7 +63,7 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def run(world: int, *arguments: object, stop_after: int = 0) -> list[tuple[int, str]]:
+def run(world: int, *arguments: object, stop_after: int = 0, worker: str = WORKER) -> list[tuple[int, str]]:
     """Runs the command line in several processes; returns how each ended and what it said."""
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
@@ -74,7 +74,7 @@ def run(world: int, *arguments: object, stop_after: int = 0) -> list[tuple[int, 
     }
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, *map(str, arguments)],
+            [sys.executable, "-c", worker, *map(str, arguments)],
             env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
@@ -82,12 +82,12 @@ def run(world: int, *arguments: object, stop_after: int = 0) -> list[tuple[int, 
         for rank in range(world)
     ]
     try:
-        said = [worker.communicate(timeout=120)[1] for worker in workers]
+        said = [process.communicate(timeout=120)[1] for process in workers]
     finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    return [(worker.returncode, text) for worker, text in zip(workers, said, strict=True)]
+        for process in workers:
+            process.kill()
+            process.wait()
+    return [(process.returncode, text) for process, text in zip(workers, said, strict=True)]
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -200,6 +200,56 @@ def test_a_job_that_is_started_again_leaves_the_runs_of_others_alone(runs, monke
     assert "is not empty: pass --resume" in capsys.readouterr().err
     main([*command, *SETTINGS])  # nothing is left to do
     assert (runs / "plus" / "metrics.jsonl").read_text() == before
+
+
+# Writes down what each batch exchanges between the processes, and refuses what a CUDA graph cannot hold.
+LISTENING_WORKER = """
+import json, os, sys
+import torch
+import torch.distributed as dist
+torch.set_num_threads(1)
+from stam.cli import main
+from stam.learning.training import AgentLearner
+
+run_batch, all_reduce, wanted = AgentLearner.run_batch, dist.all_reduce, []
+
+def listen(tensor, *arguments, **settings):
+    wanted.append([list(tensor.shape), str(tensor.dtype)])
+    return all_reduce(tensor, *arguments, **settings)
+
+def heard(self, *inputs):
+    def refuse(*arguments, **settings):
+        raise AssertionError("a graph holds no barrier, and no value for the host")
+    wanted.clear()
+    kept = dist.barrier, torch.Tensor.item, torch.Tensor.tolist
+    dist.all_reduce, dist.barrier, torch.Tensor.item, torch.Tensor.tolist = listen, refuse, refuse, refuse
+    run_batch(self, *inputs)
+    dist.all_reduce, (dist.barrier, torch.Tensor.item, torch.Tensor.tolist) = all_reduce, kept
+    with open(os.environ["LISTEN"] + os.environ["RANK"], "a") as file:
+        file.write(json.dumps(wanted) + "\\n")
+
+AgentLearner.run_batch = heard
+main(sys.argv[1:])
+"""
+
+
+def test_every_batch_exchanges_the_same_so_that_it_can_be_captured(runs, monkeypatch):
+    monkeypatch.setenv("LISTEN", str(runs / "exchanges-"))
+    command = ("train", "tiny", runs / "images", "--out", runs / "heard", "--policy", "learned", *SETTINGS)
+    ended = run(2, *command, worker=LISTENING_WORKER)
+    assert [code for code, _ in ended] == [0, 0], ended
+    first, second = ((runs / f"exchanges-{rank}").read_text().splitlines() for rank in range(2))
+    assert len(first) == 6 and len(set(first + second)) == 1
+    assert len(json.loads(first[0])) > 10
+
+
+@pytest.mark.parametrize(
+    ("backend", "captured"), [(None, True), ("cpu:gloo,cuda:nccl", True), ("cpu:gloo,cuda:gloo", False)]
+)
+def test_only_exchanges_through_nccl_are_captured(monkeypatch, backend, captured):
+    monkeypatch.setattr(distributed, "is_distributed", lambda: backend is not None)
+    monkeypatch.setattr(distributed.dist, "get_backend_config", lambda: backend)
+    assert distributed.can_be_captured() == captured
 
 
 def test_processes_draw_the_numbers_of_one_and_each_takes_its_own(monkeypatch):

@@ -1,5 +1,6 @@
 """Commands that several processes run together, as `torchrun` starts them."""
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ def processes(device: str) -> Iterator[torch.device]:
     try:
         yield chosen
     finally:
+        gc.collect()  # graphs with exchanges in them must go before what they exchange through
         dist.destroy_process_group()
 
 

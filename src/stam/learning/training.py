@@ -145,8 +145,7 @@ class AgentLearner(Learner):
         self.teach = (cuda.fuse_teacher(self.teacher) if fast else self.teacher).predict
         self.bf16_weights = Bf16Weights(self.agent) if is_half(self.device, self.settings.precision) else None
         self.pipeline = Pipeline(self.device)
-        # exchanges between processes are not captured
-        self.use_cuda_graph = fast and not distributed.is_distributed()
+        self.use_cuda_graph = fast and distributed.can_be_captured()
         self._graphed: GraphedFunction | None = None
 
     def train_batch(self, place: Place, raw: RawBatch) -> None:
