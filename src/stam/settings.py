@@ -352,6 +352,8 @@ class RunConfig:
         teacher: The same for the teacher; none fine-tunes one on the data first.
         class_indices: Rows of the weights' classifiers that the classes are; none starts other classifiers
             afresh.
+        start_from_teacher: Whether the core and both classifiers start as the teacher instead, which has
+            learned these classes already; the paper's start as `init`.
     """
 
     agent: AgentConfig
@@ -361,6 +363,7 @@ class RunConfig:
     init: str = "none"
     teacher: str | None = None
     class_indices: tuple[int, ...] | None = None
+    start_from_teacher: bool = False
 
     def __post_init__(self) -> None:
         """Checks what no part can check alone."""
@@ -373,6 +376,10 @@ class RunConfig:
         require(
             self.teacher is not None or own == "deit" or weight == 0,  # known before hours of fine-tuning
             f"feature_weight {weight} needs a DeiT as teacher, not {own}: use feature_weight 0",
+        )
+        require(
+            self.teacher is not None or own == "deit" or not self.start_from_teacher,
+            f"an agent cannot start from a teacher that is no DeiT ({own}): use --no-start-from-teacher",
         )
         require(
             self.data.augment.random_crop or self.training.large_crop_fraction == 0,

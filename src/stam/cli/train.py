@@ -34,6 +34,7 @@ class Arguments:
         teacher: A whole-image teacher: the --out folder of `stam teacher`, or a weights file. Without one, a
             teacher is fine-tuned on the data first.
         class_indices: For each class, its row in the classifier of --init.
+        start_from_teacher: Whether core and classifiers start as the teacher instead of --init.
         tensorboard: Log to TensorBoard too (extra `logging`).
         agent: What is trained.
         data: Loading and augmentation.
@@ -46,6 +47,7 @@ class Arguments:
     init: str = "none"
     teacher: str | None = None
     class_indices: tuple[int, ...] | None = None
+    start_from_teacher: bool = False
     tensorboard: bool = False
     agent: Annotated[AgentConfig, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: AgentConfig(2)

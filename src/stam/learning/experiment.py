@@ -20,7 +20,7 @@ from stam.learning.training import train
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher, require_features
 from stam.settings import REMOVED, DataConfig, RunConfig
-from stam.weights import open_teacher, start_agent
+from stam.weights import copy_teacher, open_teacher, start_agent
 
 _TEACHER = "teacher:"  # before the recipe in the record of a teacher's run
 
@@ -162,7 +162,10 @@ def _start(config: RunConfig, splits: Splits) -> tuple[Agent, Teacher | Student]
     """Builds the agent, and its teacher or the model to be fine-tuned into one."""
     torch.manual_seed(config.training.seed)
     agent = start_agent(config.init, config.agent, config.class_indices)
-    return agent, _find_teacher(dataclasses.replace(config, agent=agent.config), splits.train)
+    teacher = _find_teacher(dataclasses.replace(config, agent=agent.config), splits.train)
+    if config.start_from_teacher and isinstance(teacher, Teacher):
+        copy_teacher(teacher, agent)
+    return agent, teacher
 
 
 def _find_teacher(config: RunConfig, train_scenes: Scenes) -> Teacher | Student:
@@ -205,6 +208,8 @@ def _train(
     """Fine-tunes a teacher where there is none, then trains the agent."""
     if not isinstance(teacher, Teacher):
         teacher = _own_teacher(folder, config, teacher, splits)
+        if config.start_from_teacher:
+            copy_teacher(teacher, agent)
     return train(folder, config, agent, teacher, splits.train, splits.val, resumed, loggers)
 
 

@@ -202,6 +202,21 @@ def load_deit(
     return agent.eval()
 
 
+def copy_teacher(teacher: Teacher, agent: Agent) -> None:
+    """Makes an agent's core and both classifiers those of its teacher.
+
+    Raises:
+        WeightsError: The teacher is not a DeiT of the same size.
+    """
+    if not isinstance(teacher.model, VisionTransformer):
+        raise WeightsError(
+            "the agent cannot start from this teacher, which is no DeiT: use --no-start-from-teacher"
+        )
+    state = _with_distillation(teacher.model.state_dict())
+    load_strictly(agent.core, {name: value.clone() for name, value in state.items()}, "the teacher")
+    agent.reset_location_embedding()
+
+
 def load_teacher(
     path: Source,
     num_classes: int,
