@@ -116,9 +116,7 @@ class _BlockCache:
 
     new: Float[Tensor, "2 batch heads patches head_width"]
 
-    def __init__(
-        self, past: Float[Tensor, "2 batch heads past head_width"] | None, num_readout: int
-    ) -> None:
+    def __init__(self, past: Float[Tensor, "2 batch heads past head_width"] | None, num_readout: int) -> None:
         self.past, self.num_readout = past, num_readout
 
     def __call__(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
