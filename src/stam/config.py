@@ -19,6 +19,8 @@ CORE_SIZES: dict[str, tuple[int, int, int]] = {  # width, depth, heads, as DeiT 
     "base": (768, 12, 12),
 }
 
+CORES = ("reencoding", "causal")
+
 T = TypeVar("T")
 
 
@@ -81,6 +83,8 @@ class AgentConfig:
         glimpse_size: Pixels of what is sensed at once.
         patch_size: Pixels of a transformer patch.
         channels: Colour channels.
+        core: How glimpses are encoded: `reencoding`, the paper's, encodes all of them together again after
+            each; `causal` encodes each once, after the earlier ones, and keeps its keys and values.
         width: Embedding width of the core.
         depth: Transformer blocks.
         num_heads: Attention heads.
@@ -103,6 +107,7 @@ class AgentConfig:
     glimpse_size: Size = 32
     patch_size: Size = 16
     channels: int = 3
+    core: str = "reencoding"
     width: int = 384
     depth: int = 12
     num_heads: int = 6
@@ -131,6 +136,7 @@ class AgentConfig:
             "critic_width",
         ):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require_choice("core", self.core, CORES)
         require(
             self.width % self.num_heads == 0,
             f"num_heads {self.num_heads} does not divide width {self.width}: use another number of heads",

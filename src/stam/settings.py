@@ -142,14 +142,15 @@ class TrainingConfig:
     """How an agent is trained. The defaults are the paper's for ImageNet.
 
     Attributes:
-        num_glimpses: Glimpses in an episode, and so updates a batch (the paper's T).
+        num_glimpses: Glimpses in an episode (the paper's T). With the paper's core a batch makes as many
+            updates, with a causal core one.
         short_episodes: More episodes with each batch, from other first locations, which end after
             `short_episode_glimpses`: few glimpses cost little, and there is most to learn about them. 0 in
             the paper.
-        short_episode_glimpses: Glimpses of those, and so updates of each; at most `num_glimpses` are taken.
+        short_episode_glimpses: Glimpses of those that are learned from; at most `num_glimpses` are taken.
         epochs: Epochs; each shows a fresh random part of the data.
         epoch_share: Share of the data an epoch shows; none is the paper's `1 / num_glimpses`, since a batch
-            makes that many updates.
+            makes that many updates, and all of it with a causal core.
         batch_size: Scenes in a batch, over all processes.
         consistency: `soft`, `hard` or `none`.
         feature_weight: Weight of the distance (1 - cosine) between the agent's two features and the teacher's

@@ -87,10 +87,13 @@ def test_one_word_is_enough_for_a_folder(images, tmp_path):
     assert json.loads((tmp_path / "run/run.json").read_text())["recipe"] == "tiny"
 
 
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
-def test_interrupted_at_any_step_and_resumed_gives_the_same_metrics(images, tmp_path, kill):
+@pytest.mark.parametrize(
+    ("kill", "core"),
+    [(signal.SIGINT, "reencoding"), (signal.SIGKILL, "reencoding"), (signal.SIGINT, "causal")],
+)
+def test_interrupted_at_any_step_and_resumed_gives_the_same_metrics(images, tmp_path, kill, core):
     settings = [*TINY, "--teacher", str(tmp_path / "teacher"), "--epochs", "16", "--save-minutes", "0"]
-    settings += ["--ema-batches", "5"]
+    settings += ["--ema-batches", "5", "--core", core]
     teacher = [*TEACHER, "--init", "none", "--num-workers", "0", "--resize-size", "36"]
     teacher = [word.replace("--teacher-training.", "--") for word in teacher]
     agent = [word.replace("--", "--agent.") if word.startswith("--") else word for word in AGENT]

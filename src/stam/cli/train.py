@@ -18,7 +18,7 @@ from stam.learning.recipes import get_recipe
 from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
 
 SHOWN = (
-    *("out", "resume", "init", "teacher", "image_size", "glimpse_size", "num_glimpses", "policy"),
+    *("out", "resume", "init", "teacher", "image_size", "glimpse_size", "num_glimpses", "core", "policy"),
     *("consistency", "epochs", "batch_size", "base_lr", "device", "fast", "seed", "tensorboard"),
 )
 

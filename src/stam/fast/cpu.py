@@ -28,6 +28,7 @@ def can_prepare(agent: Agent) -> bool:
     """Tells whether an agent computes in single precision on a CPU, as a snapshot does."""
     weight = agent.core.pos_embed
     plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+    plain = plain and isinstance(agent.core, ReencodingCore)
     return plain and not torch.is_autocast_enabled("cpu") and not torch.jit.is_tracing()
 
 
@@ -260,6 +261,7 @@ class PackedLooker(Looker):
     def __init__(self, agent: Agent) -> None:
         self.config = agent.config
         with torch.no_grad():
+            assert isinstance(agent.core, ReencodingCore)
             self.core = PackedCore(agent.core)
             self.actor = None if agent.actor is None else PackedActor(agent.actor)
         self.critic = None

@@ -1,4 +1,4 @@
-"""How an agent remembers glimpses and reads what they mean together.
+"""How an agent remembers glimpses and reads what they mean together: the interface, and the paper's core.
 
 A core turns patches into features: `remember` takes in the patches of one more glimpse, `read` returns the
 features of everything remembered. What a memory holds is the core's own affair; an episode only passes it on,
@@ -49,6 +49,15 @@ class Core(Protocol):
 
     def sample_drop_path(self, batch_size: int, generator: Randomness = None) -> Tensor | None:
         """Draws drop-path masks, or `None` outside training."""
+        ...
+
+
+@runtime_checkable
+class OnePassCore(Core, Protocol):
+    """A core that can say what it would have said after each glimpse in one pass, so it trains in one."""
+
+    def read_all(self, patches: Tensor, positions: Tensor, drop_masks: Tensor | None = None) -> Tensor:
+        """Returns the features after each step, (B, T, 2, D), of patches (B, T, p, pixels)."""
         ...
 
 
