@@ -270,7 +270,8 @@ class TeacherConfig:
 
     Attributes:
         model: `deit` takes the architecture of `--init`; `timm:NAME` a timm model (extra `timm`).
-        epochs: Passes over the data.
+        epochs: Epochs; each shows a fresh random part of the data.
+        epoch_share: Share of the data an epoch shows.
         batch_size: Images in a batch.
         base_lr: Learning rate at batch 512.
         min_lr: Where the cosine ends.
@@ -290,6 +291,7 @@ class TeacherConfig:
 
     model: str = "deit"
     epochs: int = 100
+    epoch_share: float = 1.0
     batch_size: int = 1024
     base_lr: float = 5e-4
     min_lr: float = 1e-5
@@ -316,6 +318,8 @@ class TeacherConfig:
         for name in ("smoothing", "erasing", "drop_path"):
             given = getattr(self, name)
             require(0 <= given < 1, f"{name} must be in [0, 1), got {given}")
+        share = self.epoch_share
+        require(0 < share <= 1, f"epoch_share must be above 0 and at most 1, got {share}")
         require_choice("precision", self.precision, PRECISIONS)
         known = self.model == "deit" or (self.model.startswith("timm:") and len(self.model) > 5)
         require(known, f"model '{self.model}' is unknown: use deit, or timm:NAME")

@@ -56,6 +56,13 @@ class RunFolder:
 
         What a start leaves that was killed before `run.json` was there is nothing: it begins anew.
         """
+        run = cls.require_free(path)
+        make_folder(run.path)
+        return run
+
+    @classmethod
+    def require_free(cls, path: str | Path) -> "RunFolder":
+        """Returns the run that may begin in a folder; raises where something is in it. Nothing is made."""
         run = cls(path)
         if run.path.is_file():
             raise RunError(f"--out '{path}' is a file: name a folder")
@@ -65,7 +72,6 @@ class RunFolder:
                 f"--out '{path}' is not empty: pass --resume to go on with the run in it, "
                 "or name another folder"
             )
-        make_folder(run.path)
         return run
 
     @classmethod
