@@ -99,6 +99,8 @@ class DataConfig:
     Attributes:
         path: `digits`, a folder of class folders, or tar shards.
         val_fraction: Share of the images held out, where the data has no split of its own.
+        test_fraction: Share of the images that is kept from training and validation, for `stam evaluate` to
+            report on; 0 where none is, or the data has a part `test` of its own.
         split_seed: Seed of that split; for digits, of the scenes.
         resize_size: Shorter side before the centre crop in evaluation; none resizes straight to size.
         decode_size: A shorter side above this is shrunk when decoding; none keeps every pixel.
@@ -111,6 +113,7 @@ class DataConfig:
 
     path: str = "digits"
     val_fraction: float = 0.1
+    test_fraction: float = 0.0
     split_seed: int = 0
     resize_size: int | None = 256
     decode_size: int | None = 320
@@ -128,6 +131,7 @@ class DataConfig:
             "skip_unreadable needs every image to be checked: pass --check, or leave out --skip-unreadable",
         )
         require(0 < self.val_fraction < 1, f"val_fraction must be between 0 and 1, got {self.val_fraction}")
+        require(0 <= self.test_fraction < 1, f"test_fraction must be in [0, 1), got {self.test_fraction}")
         for name in ("resize_size", "decode_size"):
             given = getattr(self, name)
             require(given is None or given >= 1, f"{name} must be at least 1 or none, got {given}")

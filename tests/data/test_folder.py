@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from stam.data import (
+    ImageFolder,
     Scenes,
     SplitRecord,
     Subset,
@@ -46,7 +47,7 @@ def test_a_folder_with_its_own_split(tmp_path: Path) -> None:
     assert splits.record.train == ()
 
 
-@pytest.mark.parametrize("val_name", ["valid", "validation", "test"])
+@pytest.mark.parametrize("val_name", ["valid", "validation"])
 def test_other_names_for_the_validation_part(tmp_path: Path, val_name: str) -> None:
     splits = open_scenes(
         make_tree(tmp_path, {"train/a": 2, "train/b": 2, f"{val_name}/a": 1, f"{val_name}/b": 1})
@@ -54,9 +55,45 @@ def test_other_names_for_the_validation_part(tmp_path: Path, val_name: str) -> N
     assert (len(splits.train), len(splits.val)) == (4, 2)
 
 
-def test_val_goes_before_test(tmp_path: Path) -> None:
-    splits = open_scenes(make_tree(tmp_path, {**SPLIT_TREE, "test/ant": 9, "test/cow": 9}))
-    assert len(splits.val) == 3
+def names(scenes: Scenes | None) -> set[str]:
+    assert isinstance(scenes, ImageFolder)
+    return set(scenes.names)
+
+
+def test_a_test_part_chooses_nothing(tmp_path: Path) -> None:
+    with_both = {"train/a": 8, "train/b": 8, "val/a": 2, "val/b": 2, "test/a": 5, "test/b": 5}
+    splits = open_scenes(make_tree(tmp_path / "both", with_both))
+    assert splits.test is not None and (len(splits.train), len(splits.val), len(splits.test)) == (16, 4, 10)
+    assert splits.record.num_test == 10 and splits.record.seed is None
+    without_val = {name: count for name, count in with_both.items() if "val" not in name}
+    root = make_tree(tmp_path / "test", without_val)
+    splits = open_scenes(root, val_fraction=0.25)
+    assert splits.test is not None and (len(splits.train), len(splits.val), len(splits.test)) == (12, 4, 10)
+    assert not names(splits.test) & (names(splits.val) | names(splits.train))
+    again = open_scenes(root, record=splits.record)
+    assert again.record == splits.record and names(again.test) == names(splits.test)
+    evaluated = open_for_evaluation(root, splits.train.classes, record=splits.record)
+    assert names(evaluated) == names(splits.test)
+    with pytest.raises(DataError, match="'test' has classes that 'train' lacks: 'cow'"):
+        open_scenes(make_tree(tmp_path / "other", {**SPLIT_TREE, "test/ant": 2, "test/cow": 2}))
+
+
+def test_a_test_part_can_be_split_off(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, {"a": 20, "b": 20})
+    splits = open_scenes(root, val_fraction=0.25, test_fraction=0.2)
+    assert splits.test is not None and (len(splits.train), len(splits.val), len(splits.test)) == (24, 8, 8)
+    assert len(names(splits.train) | names(splits.val) | names(splits.test)) == 40
+    again = open_scenes(root, record=splits.record)
+    assert names(again.test) == names(splits.test) and again.record == splits.record
+    evaluated = open_for_evaluation(root, splits.train.classes, record=splits.record)
+    assert names(evaluated) == names(splits.test)
+
+
+def test_a_run_that_validated_on_a_test_part_still_does(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, {"train/a": 8, "train/b": 8, "test/a": 5, "test/b": 5})
+    earlier = SplitRecord(("a", "b"), 16, 10, "not looked at", None)
+    splits = open_scenes(root, record=earlier)
+    assert (len(splits.train), len(splits.val), splits.test) == (16, 10, None)
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def run(arguments: list[str]) -> None:
             RunFolder.require_free(out)
             fitted = fit_recipe(parsed, options)
             parsed = parse(Arguments, "train", options, arguments_of(fitted.choice.config, parsed))
+            experiment.require_batches(fitted.num_train, parsed.training.batch_size, "--batch-size")
             if distributed.rank() == 0:
                 explain(fitted, config_of(parsed))
             experiment.begin(config_of(parsed), out, recipe, loggers)
@@ -131,8 +132,9 @@ def explain(fitted: Fit, config: RunConfig) -> None:
     expected = fitted.expected(config)
     parts = [f"{duration(expected.agent)} for the agent"]
     parts += [f"{duration(expected.teacher)} for its teacher"] if expected.teacher else []
+    images = f"{fitted.num_train:,} training and {fitted.num_val:,} validation images"
     lines = [
-        f"{fitted.num_classes} classes, {fitted.num_train:,} images to train on, {fitted.num_val:,} to validate",
+        f"{images} of {fitted.num_classes} classes; chosen for them:",
         *(f"  {reason}" for reason in fitted.choice.reasons),
         f"  core {config.agent.core}, on {name}",
         f"expected time: {duration(expected.total)} ({', '.join(parts)})",

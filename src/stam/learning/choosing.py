@@ -77,7 +77,8 @@ def choose(config: RunConfig, survey: Survey, effort: float = 1.0, feature_weigh
         tau_epochs=max(1, epochs // 2),
         ema_batches=max(2, round(_AVERAGED * num_batches)),
         feature_weight=feature_weight,
-        validate_every=max(1, math.ceil(epochs / 8)),
+        validate_every=max(1, math.ceil(epochs / (8 if effort > 0.5 else 3))),
+        validation_images=config.training.validation_images if effort > 0.5 else 200,
     )
     flips = 0.5 if survey.has_no_up else 0.0
     crops = (0.1 if longer else 0.2, 1.0)

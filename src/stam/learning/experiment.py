@@ -125,13 +125,21 @@ def open_data(data: DataConfig, record: SplitRecord | None = None) -> Splits:
         DataError: There is no such data, it is laid out otherwise, an image cannot be read, or the images are
             not those the run began with.
     """
-    splits = open_scenes(data.path, val_fraction=data.val_fraction, seed=data.split_seed, record=record)
+    splits = open_scenes(
+        data.path,
+        val_fraction=data.val_fraction,
+        test_fraction=data.test_fraction,
+        seed=data.split_seed,
+        record=record,
+    )
     if record is not None and splits.record != record:
         raise DataError(f"the images in {data.path} are not those the run began with: bring them back")
     if not data.check:
         return splits
     parts = []
-    for name, scenes in (("training", splits.train), ("validation", splits.val)):
+    named = [("training", splits.train), ("validation", splits.val)]
+    named += [("test", splits.test)] if splits.test is not None else []
+    for name, scenes in named:
         report = check_images(
             scenes, skip_unreadable=data.skip_unreadable, description=f"checking {name} images"
         )
@@ -140,7 +148,7 @@ def open_data(data: DataConfig, record: SplitRecord | None = None) -> Splits:
         if report.unreadable:
             print(f"stam: skipped {len(report.unreadable)} unreadable {name} images", file=sys.stderr)
         parts.append(Subset(scenes, report.readable) if report.unreadable else scenes)
-    return Splits(parts[0], parts[1], splits.record)
+    return Splits(parts[0], parts[1], splits.record, parts[2] if splits.test is not None else None)
 
 
 def with_classes(config: RunConfig, classes: tuple[str, ...]) -> RunConfig:

@@ -69,7 +69,10 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
     """
     began = time.monotonic()
     device = choose_device(config.training.device)
-    splits = open_scenes(config.data.path, val_fraction=config.data.val_fraction, seed=config.data.split_seed)
+    data = config.data
+    splits = open_scenes(
+        data.path, val_fraction=data.val_fraction, test_fraction=data.test_fraction, seed=data.split_seed
+    )
     train, val = splits.train, splits.val
     agent_config = dataclasses.replace(
         config.agent, num_classes=len(train.classes), labels=tuple(train.classes)
