@@ -172,6 +172,8 @@ class FirstBlockCache:
 class PackedCore:
     """The core with packed weights. What a patch alone decides is computed once, when it comes."""
 
+    mixes_counts = False
+
     def __init__(self, core: ReencodingCore) -> None:
         embed = core.patch_embed.proj
         assert embed.bias is not None
