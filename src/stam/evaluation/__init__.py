@@ -36,11 +36,11 @@ __all__ = [
     "look_until_sure",
     "measure_cost",
     "multiply_adds",
-    "step_multiply_adds",
     "open_run",
     "reader_for",
     "save_evaluation",
     "save_examples",
+    "step_multiply_adds",
     "sweep",
     "time_early_exit",
 ]

@@ -6,9 +6,9 @@ grid indices. Outputs: `probabilities` (batch, classes), calibrated if the agent
 likely location is the one to look at next.
 
 Of an agent with a causal core the graph takes one glimpse at a time (n is 1) and carries what it keeps of the
-earlier ones: two more inputs, `seen` (batch, locations) and `cache` (depth, 2, batch, heads, patches, width of
-a head), are `new_seen` and `new_cache` among the outputs of the step before. At first nothing is seen, and
-the cache has no patches.
+earlier ones. Two more inputs, `seen` (batch, locations) and `cache` (depth, 2, batch, heads, patches, head
+width), are the outputs `new_seen` and `new_cache` of the step before. At first nothing is seen, and the cache
+has no patches.
 """
 
 import json
@@ -158,7 +158,7 @@ def export_onnx(agent: Agent, path: str | Path) -> None:
 
 
 def _traced(agent: Agent) -> tuple[nn.Module, dict[str, Tensor], dict[str, dict[int, Any]], list[str]]:
-    """Returns the graph to export, inputs to trace it with, which of their sizes are free, and its outputs."""
+    """Returns the graph to export, inputs to trace it with, their sizes that are free, and its outputs."""
     grid, batch = agent.grid, torch.export.Dim("batch")
     locations = torch.tensor([[0, 1, 2], [2, 1, 0]], device=agent.device) % grid.num_locations
     glimpses = torch.zeros(2, 3, agent.config.channels, *grid.glimpse_size, device=agent.device)
@@ -227,7 +227,7 @@ class _OnnxSteps:
     def __init__(self, session: Any, agent: Agent, batch_size: int) -> None:
         self._session = session
         is_causal = agent.config.core == "causal"
-        self._kept = empty_state(agent.config, batch_size) if is_causal else ()
+        self._kept: tuple[Tensor, ...] = empty_state(agent.config, batch_size) if is_causal else ()
 
     def __call__(self, glimpses: Tensor, locations: Tensor) -> list[Tensor]:
         """Returns what it says to the latest of all glimpses so far."""

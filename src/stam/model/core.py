@@ -7,7 +7,7 @@ keeps some samples of it (`select`) or puts several into one batch (`join`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class Core(Protocol):
         mixes_counts: Whether memories of different numbers of glimpses can be joined.
     """
 
-    mixes_counts: ClassVar[bool]
+    mixes_counts: bool
 
     def remember(self, memory: Any, patches: Tensor, positions: Tensor) -> Memory:
         """Returns the memory with the patches of one more glimpse; `None` is the empty memory."""
