@@ -56,6 +56,20 @@ def test_sessions_at_different_counts_in_one_call_say_what_each_says_alone(agent
             assert (one.location, one.num_glimpses) == (other.location, other.num_glimpses)
 
 
+def test_a_core_that_encodes_each_glimpse_once_takes_all_counts_in_one_pass(agent, images, monkeypatch):
+    sensors = [sensor_of(agent, image) for image in images]
+    sessions = [agent.session(first_location=3) for _ in images]
+    for count, (session, sensor) in enumerate(zip(sessions, sensors, strict=True)):
+        feed(session, sensor, 1 + 2 * count)
+    looker, sizes = sessions[0].agent, []
+    believe = looker.believe
+    monkeypatch.setattr(looker, "believe", lambda memory: sizes.append(1) or believe(memory))
+    observe_all(
+        sessions, [sensor.sense(session.location) for session, sensor in zip(sessions, sensors, strict=True)]
+    )
+    assert len(sizes) == (1 if agent.config.core == "causal" else len(images))
+
+
 def test_observe_all_changes_nothing_when_one_glimpse_is_bad(agent, images):
     sessions = [agent.session(first_location=0), agent.session(first_location=1)]
     good = sensor_of(agent, images[0]).sense(0)
@@ -313,7 +327,7 @@ def test_a_session_of_another_agent_or_a_broken_file_is_refused(agent, images, t
     session = agent.session()
     feed(session, sensor_of(agent, images[0]), 2)
     save_session(session, path)
-    other = stam.Agent(tiny_config()).eval()
+    other = stam.Agent(agent.config).eval()
     randomise(other, seed=8)
     with pytest.raises(WeightsError, match="other weights"):
         load_session(path, other)
