@@ -99,6 +99,8 @@ class AgentConfig:
         temperature: Divides the logits before the softmax at inference; 1 until calibrated.
         mean: Channel means the images were normalised with.
         std: Channel standard deviations the images were normalised with.
+        preprocess_size: What the shorter side of an image becomes before its centre is cropped to
+            `image_size`; none resizes straight to that. A training takes it from the data's `resize_size`.
         labels: Class names; without them a class is named by its number.
     """
 
@@ -120,6 +122,7 @@ class AgentConfig:
     temperature: float = 1.0
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    preprocess_size: int | None = None
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -151,6 +154,8 @@ class AgentConfig:
                 given == self.channels, f"{name} needs {self.channels} values, one a channel, got {given}"
             )
         require(all(value > 0 for value in self.std), f"std must be above 0, got {self.std}")
+        size = self.preprocess_size
+        require(size is None or size >= 1, f"preprocess_size must be at least 1 or none, got {size}")
         require(
             len(self.labels) in (0, self.num_classes),
             f"labels must name all {self.num_classes} classes or none, got {len(self.labels)}",

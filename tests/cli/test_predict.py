@@ -137,6 +137,24 @@ def test_a_runs_own_resize_is_used(agent_folder, tmp_path):
     assert open_agent(run)[1] == 27 and open_agent(run / "best")[1] == 27
 
 
+def test_preprocessing_belongs_to_the_weights(pictures, tmp_path, capsys):
+    from stam.cli.agents import open_agent
+    from stam.evaluation.opening import open_run
+
+    agent = stam.Agent(tiny_config(labels=("deep", "bee", "cat", "dog", "eel"), preprocess_size=40))
+    randomise(agent)
+    copied = tmp_path / "copied"
+    stam.weights.save_agent(agent.eval(), copied)
+    assert json.loads((copied / "config.json").read_text())["agent"]["preprocess_size"] == 40
+    assert open_agent(copied)[1] == 40 and open_agent(copied, 30)[1] == 30
+    assert open_run(copied, data=str(pictures)).resize_size == 40
+    own, asked, other = (
+        predict(capsys, copied, pictures, "--json", "--max-glimpses", "3", *options).out
+        for options in ((), ("--resize-size", "40"), ("--resize-size", "60"))
+    )
+    assert own == asked and own != other
+
+
 def test_serve_opens_a_page(agent_folder, pictures, monkeypatch, capsys):
     uvicorn = pytest.importorskip("uvicorn")
     servers = []

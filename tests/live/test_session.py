@@ -411,3 +411,5 @@ def test_an_image_is_brought_to_size_as_evaluation_does():
     for resize_size in (None, 40):
         assert scene_view(large, config, resize_size).shape == (24, 32, 3)
     assert (scene_view(large, config) != scene_view(large, config, 27)).any()
+    cropped = tiny_config(preprocess_size=27)
+    assert (scene_view(large, cropped) == scene_view(large, config, 27)).all()

@@ -24,7 +24,7 @@ from stam.model.agent import Agent
 from stam.shapes import Float, Int
 
 METADATA_KEY = "stam"
-METADATA_VERSION = "1.0"
+METADATA_VERSION = "1.1"
 TOLERANCE = 1e-4
 _OPSET = 18
 
@@ -63,6 +63,7 @@ def metadata(agent: Agent) -> dict[str, Any]:
         "channels": config.channels,
         "mean": list(config.mean),
         "std": list(config.std),
+        "preprocess_size": config.preprocess_size,
         "labels": list(agent.labels),
         "threshold": config.threshold,
         "temperature": config.temperature,

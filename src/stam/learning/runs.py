@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stam.config import from_plain, to_plain
+from stam.config import AgentConfig, from_plain, to_plain
 from stam.data import SplitRecord, load_record, save_record
 from stam.errors import StamError
 from stam.files import make_folder, save_content, write_atomically
@@ -226,12 +226,15 @@ def interruptible() -> Iterator[Interruption]:
             signal.signal(number, handler)
 
 
-def recorded_resize_size(agent: FoundAgent) -> int | None:
+def recorded_resize_size(agent: FoundAgent, config: AgentConfig) -> int | None:
     """Returns what the shorter side of a scene becomes before the centre is cropped, for an agent.
 
-    Its run says it. Agents without a run take whole scenes: `None`.
+    Its own configuration says it. An agent of an earlier version has it in its run only; one without either
+    takes whole scenes: `None`.
     """
-    return None if agent.run is None else RunFolder(agent.run).record()["config"]["data"]["resize_size"]
+    if config.preprocess_size is not None or agent.run is None:
+        return config.preprocess_size
+    return RunFolder(agent.run).record()["config"]["data"]["resize_size"]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

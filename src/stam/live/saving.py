@@ -64,7 +64,7 @@ def load_session(path: str | Path, agent: Looker, policy: Policy | None = None) 
     if policy_name is None and policy is None:
         raise StamError(f"the session in '{path}' has a policy of its own: pass it as policy=")
     saved = from_plain(AgentConfig, record["agent"])  # what is newer than the file has its default
-    if replace(saved, labels=(), threshold=0.0) != replace(agent.config, labels=(), threshold=0.0):
+    if _of_glimpses(saved) != _of_glimpses(agent.config):
         raise WeightsError(f"the session in '{path}' was opened on another agent: load that one")
     generator = torch.Generator()
     generator.set_state(tensors["generator"])
@@ -85,6 +85,11 @@ def load_session(path: str | Path, agent: Looker, policy: Policy | None = None) 
                 f"its probabilities differ by {float(difference):.2g}"
             )
     return session
+
+
+def _of_glimpses(config: AgentConfig) -> AgentConfig:
+    """Leaves out what says nothing of how glimpses are taken in: two sessions may differ in that."""
+    return replace(config, labels=(), threshold=0.0, preprocess_size=None)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict]:
