@@ -77,6 +77,16 @@ def make_folder(folder: str | Path) -> None:
         raise FileError(f"could not make the folder '{folder}': {error.strerror or error}") from error
 
 
+def cache_folder() -> Path:
+    """Returns the folder for what can be found out again: `stam` in `$XDG_CACHE_HOME`, or in `~/.cache`.
+
+    Raises:
+        RuntimeError: The user has no home.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "stam"
+
+
 def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.writing")
 

@@ -103,7 +103,7 @@ class DataConfig:
         resize_size: Shorter side before the centre crop in evaluation; none resizes straight to size.
         decode_size: A shorter side above this is shrunk when decoding; none keeps every pixel.
         skip_unreadable: Leave out images that cannot be read, and count them, instead of refusing.
-        check: Decode every image once before the first batch.
+        check: Decode every image once before the first batch; what was found is remembered.
         cache: Keep decoded images in memory.
         num_workers: Processes that decode; none chooses by the machine.
         augment: What is done to a training image.

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from stam.data.images import IMAGE_SUFFIXES, decode_image, is_image
+from stam.data.memory import fingerprint
 from stam.data.splits import TRAIN, VAL_NAMES, Entry, SplitPlan, Splits, divide
 from stam.errors import DataError
 from stam.shapes import UInt8
@@ -35,6 +36,10 @@ class ImageFolder:
     def load(self, index: int, decode_size: int | None = None) -> UInt8[np.ndarray, "height width 3"]:
         """Decodes one image."""
         return decode_image(self.root / self.names[index], decode_size=decode_size)
+
+    def fingerprint(self) -> str:
+        """Returns a hash of every image's path, size and modification time."""
+        return fingerprint(self.root, self.names)
 
 
 def open_folder(root: Path, plan: SplitPlan | None = None) -> Splits:
