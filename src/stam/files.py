@@ -1,15 +1,20 @@
 """Every file of ours is written here: beside its place first, then moved there, so it is never half written.
 
+JSON is read here too: a damaged file is named, and never a traceback.
+
 An interrupted write, a full disk or a missing permission leaves what was there before. A temporary name is
 `.NAME.writing`; where a process was killed in the middle, the next write to the same place reuses it.
 """
 
 import errno
+import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from stam.errors import FileError
 
@@ -67,6 +72,57 @@ def save_folder(folder: str | Path, contents: Mapping[str, str | bytes]) -> None
                 (temporary / name).replace(place / name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_json(path: str | Path, what: str = "", most_bytes: int = 256 * 2**20) -> Any:
+    """Reads a JSON file.
+
+    Args:
+        path: The file; nothing but a regular file is opened.
+        what: What to call it in an error, before its path.
+        most_bytes: A larger file is refused.
+
+    Raises:
+        FileError: It cannot be read, or is not JSON.
+    """
+    path, called = Path(path), f"{what} '{path}'".strip()
+    try:
+        if not path.is_file():
+            raise FileError(f"cannot read {called}: it is not a file")
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except OSError as error:
+        raise FileError(f"cannot read {called}: {error.strerror or error}") from error
+    if len(content) > most_bytes:
+        raise FileError(f"cannot read {called}: it has more than {most_bytes >> 20} MB")
+    return parse_json(content, called)
+
+
+def parse_json(content: str | bytes, called: str) -> Any:
+    """Parses JSON; a number that is not finite is an error too.
+
+    Args:
+        content: The text.
+        called: What to call it in an error.
+
+    Raises:
+        FileError: It is not JSON.
+    """
+    try:
+        text = content.decode() if isinstance(content, bytes) else content
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError as error:
+        raise FileError(f"{called} is damaged: it is nested too deeply") from error
+    except ValueError as error:  # of JSON, of UTF-8, or a number of too many digits
+        raise FileError(f"{called} is damaged: {_first_line(error)}") from error
+
+
+def _finite(digits: str) -> float:
+    return float(digits) if math.isfinite(float(digits)) else _refuse(digits)
+
+
+def _refuse(number: str) -> float:
+    raise ValueError(f"{number} is not a finite number")
 
 
 def make_folder(folder: str | Path) -> None:

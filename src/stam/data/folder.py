@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stam.config import is_writable
 from stam.data.images import IMAGE_SUFFIXES, decode_image, is_image
 from stam.data.memory import fingerprint
 from stam.data.splits import TRAIN, VAL_NAMES, Entry, SplitPlan, Splits, divide
@@ -76,6 +77,8 @@ def list_folder(root: Path) -> list[Entry]:
         raise DataError(f"no classes in {root}: {found}; expected one folder of images for each class")
     entries = []
     for split, folder in class_folders:
+        if not is_writable(folder.name):
+            raise DataError(f"the name of class folder {os.fsencode(folder)!r} is not UTF-8: rename it")
         files = image_files(folder)
         if not files:
             allowed = " ".join(IMAGE_SUFFIXES)

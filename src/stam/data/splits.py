@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ import numpy as np
 from stam.config import from_plain, to_plain
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes
-from stam.errors import ConfigError, DataError, require
-from stam.files import save_content
+from stam.errors import ConfigError, DataError, FileError, require
+from stam.files import read_json, save_content
 from stam.shapes import Int
 
 TRAIN = "train"
@@ -99,11 +100,8 @@ def save_record(record: SplitRecord, path: Path) -> None:
 def load_record(path: Path) -> SplitRecord:
     """Reads a record back."""
     try:
-        values = json.loads(path.read_text())
-        if not isinstance(values, dict):
-            raise ValueError("it is not a JSON object")
-        return from_plain(SplitRecord, values)
-    except (OSError, ValueError, ConfigError) as error:
+        return from_plain(SplitRecord, read_json(path, most_bytes=2**30))  # the names of all images
+    except (FileError, ConfigError) as error:
         raise DataError(f"cannot read the split record {path}: {error}") from error
 
 
@@ -224,6 +222,7 @@ def _describe(
 ) -> SplitRecord:
     train_names = tuple(entries[index].name for index in train)
     val_names = tuple(entries[index].name for index in val)
-    digest = hashlib.sha256("\n".join((*train_names, "", *val_names)).encode()).hexdigest()[:16]
+    names = os.fsencode("\n".join((*train_names, "", *val_names)))  # a file name may be any bytes
+    digest = hashlib.sha256(names).hexdigest()[:16]
     kept = (train_names, val_names) if seed is not None else ((), ())
     return SplitRecord(classes, len(train), len(val), digest, seed, *kept)

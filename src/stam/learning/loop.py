@@ -276,10 +276,14 @@ def save(learner: Learner, run: RunFolder) -> None:
 def restore(learner: Learner, run: RunFolder) -> None:
     """Goes back to where the run was saved; a run without a saved state starts over."""
     state = run.load_state()
-    if state is not None:
+    if state is None:
+        return
+    try:
         learner.load_state_dict(state)
         epoch, batch = state["position"]
-        learner.position, learner.best = (epoch, batch), state["best"]
+        learner.position, learner.best = (int(epoch), int(batch)), float(state["best"])
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise run.damaged_state(error) from error
 
 
 def load_batches(
