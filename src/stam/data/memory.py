@@ -45,7 +45,7 @@ def fingerprint(root: Path, names: Iterable[str]) -> str:
 def recall(key: str, num_images: int) -> list[int] | None:
     """Returns which images could not be read; nothing where the check is not remembered."""
     try:
-        record = json.loads(_file(key).read_bytes())
+        record = json.loads(record_file(key).read_bytes())
         unreadable = record["unreadable"]
         known = (record["format"], record["num_images"]) == (FORMAT, num_images)
         sound = all(type(index) is int and 0 <= index < num_images for index in unreadable)
@@ -63,16 +63,16 @@ def remember(key: str, num_images: int, unreadable: Collection[int]) -> None:
         "unreadable": list(unreadable),
     }
     with suppress(StamError, RuntimeError):
-        make_folder(_file(key).parent)
-        save_content(_file(key), json.dumps(record))
+        make_folder(record_file(key).parent)
+        save_content(record_file(key), json.dumps(record))
 
 
 @contextmanager
 def one_at_a_time(key: str) -> Iterator[None]:
     """Lets one process at a time check the same images: the others then find what it remembered."""
     try:
-        make_folder(_file(key).parent)
-        lock = _file(key).with_suffix(".lock").open("a")
+        make_folder(record_file(key).parent)
+        lock = record_file(key).with_suffix(".lock").open("a")
     except (OSError, StamError, RuntimeError):
         yield
         return
@@ -83,5 +83,6 @@ def one_at_a_time(key: str) -> Iterator[None]:
         yield
 
 
-def _file(key: str) -> Path:
+def record_file(key: str) -> Path:
+    """Returns where the check of some images is remembered."""
     return cache_folder() / "image-checks" / f"{key}.json"

@@ -172,10 +172,11 @@ def _format_of(folder: Path) -> str | None:
         record = read_json(folder / CONFIG_FILE)
     except FileError:
         return None
-    return record.get("format") if isinstance(record, dict) else None
+    found = record.get("format") if isinstance(record, dict) else None
+    return found if isinstance(found, str) else None
 
 
-def _read_record(folder: Path, kind: str, part: str) -> dict[str, Any]:
+def _read_record(folder: Path, kind: str, part: str) -> Any:
     """Returns what a saved model's configuration says of the `part`, after checking its format."""
     if not is_agent_folder(folder):
         raise WeightsError(f"'{folder}' is not a saved model: it needs {MODEL_FILE} and {CONFIG_FILE}")
