@@ -99,7 +99,7 @@ def _damage_entry(value: Any, random: Random) -> Any:
             holder[key] = [holder[key]]
         case 4 if isinstance(holder[key], list):
             holder[key] = holder[key][: random.randrange(len(holder[key]) + 1)]
-        case 5 if isinstance(holder[key], (int, float)):
+        case 5 if isinstance(holder[key], (int, float)) and abs(holder[key]) < 10**15:
             holder[key] = (
                 -holder[key]
                 if random.random() < 0.3
@@ -128,7 +128,7 @@ def damage_tensors(state: dict[Any, Any], random: Random) -> dict[Any, Any]:
             break
         name = random.choice(list(state))
         value = state[name]
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.numel() > 10**6:
             state[name] = odd_value(random)
             continue
         state[name] = _odd_tensor(value, random)
@@ -151,7 +151,7 @@ def _odd_name(name: str, random: Random) -> Any:
 def _odd_tensor(value: torch.Tensor, random: Random) -> Any:
     """Returns a tensor of another shape, type or value, or something that is none."""
     value = value.reshape(1) if value.ndim == 0 else value
-    odd_types = (torch.int64, torch.float64, torch.float16, torch.bool, torch.complex64)
+    odd_types = (torch.int64, torch.float64, torch.float16, torch.bool)
     match random.randrange(11):
         case 0:
             return value.flatten()
@@ -170,7 +170,7 @@ def _odd_tensor(value: torch.Tensor, random: Random) -> Any:
         case 7:
             return value.transpose(0, -1).contiguous() if value.ndim > 1 else value[:-1]
         case 8 if value.is_floating_point():
-            return value.to_sparse()
+            return random.choice((value.to_sparse(), torch.complex(value.float(), value.float())))
         case 9:
             return random.choice((None, [1, 2], "x", {"a": value}))
     return value

@@ -18,6 +18,9 @@ from typing import Any
 
 from stam.errors import FileError
 
+WRITING = ".stam-writing"  # in a folder that is being saved to: what is not whole yet
+COMMITTED = ".stam-new"  # likewise: what is whole, and valid instead of the files beside it
+
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -47,31 +50,51 @@ def save_content(path: str | Path, content: str | bytes) -> None:
 
 
 def save_folder(folder: str | Path, contents: Mapping[str, str | bytes]) -> None:
-    """Writes several files into a folder after all of them could be written.
+    """Writes several files as one: whoever opens the folder finds all of the old ones or all of the new.
 
-    A new folder appears with all its files at once. In one that exists, the files are replaced in the order
-    given and other files stay.
+    A new folder appears with all its files at once. In one that exists, they are written to a folder inside
+    it, and one rename of that makes them valid: from then on `recover`, which every opening of ours calls,
+    moves those into place that a process left there when it was killed. Other files stay.
 
     Args:
         folder: Where to; it is made where it does not exist.
         contents: Text or bytes by file name.
     """
     place = Path(folder).resolve()
-    temporary = _beside(place)
-    shutil.rmtree(temporary, ignore_errors=True)
+    exists = place.exists()
+    temporary = place / WRITING if exists else _beside(place)
+    recover(place)
     try:
         with _explained(folder):
+            if temporary.exists():
+                shutil.rmtree(temporary)
             temporary.mkdir(parents=True)
             for name, content in contents.items():
                 (temporary / name).write_bytes(content.encode() if isinstance(content, str) else content)
                 _sync(temporary / name)
-            if not place.exists():
-                temporary.rename(place)
-                return
-            for name in contents:
-                (temporary / name).replace(place / name)
+            _sync_folder(temporary)
+            temporary.rename(place / COMMITTED if exists else place)
+            _sync_folder(place if exists else place.parent)
+            _move_in(place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def recover(folder: str | Path) -> None:
+    """Completes what a process left undone that was killed in `save_folder`; mostly that is nothing."""
+    with suppress(OSError):  # somebody else does so in this moment, or nothing can be written here
+        _move_in(Path(folder))
+
+
+def _move_in(folder: Path) -> None:
+    """Moves files that are valid to their places."""
+    committed = folder / COMMITTED
+    if committed.is_dir():
+        for file in committed.iterdir():
+            with suppress(FileNotFoundError):  # somebody who came to read has moved it
+                file.replace(folder / file.name)
+        with suppress(FileNotFoundError):
+            committed.rmdir()
 
 
 def read_json(path: str | Path, what: str = "", most_bytes: int = 256 * 2**20) -> Any:
@@ -151,6 +174,16 @@ def _sync(path: Path) -> None:
     """Waits until a file's content is on the disk: a rename must not get there before it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Waits until the names in a folder are on the disk, where the system can do that."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

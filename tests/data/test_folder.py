@@ -336,3 +336,25 @@ def test_of_several_processes_one_checks(tmp_path: Path) -> None:
     ]
     assert [process.communicate(timeout=120)[0].strip() for process in started] == ["5"] * 3
     assert log.read_text() == "x" * 5
+
+
+def test_file_names_of_any_bytes(tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "images", SPLIT_TREE)
+    odd = os.fsdecode(b"caf\xe9 \xff.png")
+    (root / "train/ant/000.png").rename(root / "train/ant" / odd)
+    train = open_scenes(root).train
+    assert f"train/ant/{odd}" in train.names and len(check_images(train, progress=False).readable) == 5
+    flat = make_tree(tmp_path / "flat", {"a": 3, "b": 3})
+    (flat / "a/000.png").rename(flat / "a" / odd)
+    record = open_scenes(flat).record
+    save_record(record, tmp_path / "split.json")
+    again = load_record(tmp_path / "split.json")
+    assert again == record and f"a/{odd}" in again.train + again.val
+    assert open_scenes(flat, record=again).record == record
+
+
+def test_a_class_whose_name_is_not_text_is_named(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, {"a": 3, "b": 3})
+    (root / "b").rename(root / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(DataError, match=r"class folder b'.*caf\\xe9' is not UTF-8: rename it"):
+        open_scenes(root)

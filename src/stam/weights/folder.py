@@ -11,7 +11,7 @@ from torch import nn
 
 from stam.config import AgentConfig, from_plain, require_timm_name, to_plain
 from stam.errors import ConfigError, FileError, StamError, WeightsError, require, require_package
-from stam.files import read_json, save_folder
+from stam.files import WRITING, read_json, recover, save_folder
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
@@ -27,6 +27,7 @@ CONFIG_FILE = "config.json"
 
 def is_agent_folder(folder: Path) -> bool:
     """Tells whether a folder holds a saved model: an agent, or a teacher."""
+    recover(folder)  # a process may have been killed while it saved one
     return (folder / CONFIG_FILE).is_file() and (folder / MODEL_FILE).is_file()
 
 
@@ -44,7 +45,8 @@ def save_agent(agent: Agent, folder: str | Path, half: bool = False) -> None:
         half: Whether to store floats in half precision.
     """
     folder = Path(folder)
-    if folder.is_dir() and not is_agent_folder(folder) and any(folder.iterdir()):
+    others = {file.name for file in folder.iterdir()} - {WRITING} if folder.is_dir() else set()
+    if others and not is_agent_folder(folder):
         raise StamError(f"'{folder}' is not empty and holds no agent: choose another folder")
     _write(folder, agent, FORMAT, {"agent": to_plain(agent.config)}, half)
 
