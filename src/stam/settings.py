@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stam.config import AgentConfig, require_sensible_numbers
+from stam.config import AgentConfig, require_sensible_numbers, require_timm_name
 from stam.errors import require, require_choice
 
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -105,7 +105,7 @@ class DataConfig:
         resize_size: Shorter side before the centre crop in evaluation; none resizes straight to size.
         decode_size: A shorter side above this is shrunk when decoding; none keeps every pixel.
         skip_unreadable: Leave out images that cannot be read, and count them, instead of refusing.
-        check: Decode every image once before the first batch.
+        check: Decode every image once before the first batch; what was found is remembered.
         cache: Keep decoded images in memory.
         num_workers: Processes that decode; none chooses by the machine.
         augment: What is done to a training image.
@@ -325,8 +325,10 @@ class TeacherConfig:
         share = self.epoch_share
         require(0 < share <= 1, f"epoch_share must be above 0 and at most 1, got {share}")
         require_choice("precision", self.precision, PRECISIONS)
-        known = self.model == "deit" or (self.model.startswith("timm:") and len(self.model) > 5)
-        require(known, f"model '{self.model}' is unknown: use deit, or timm:NAME")
+        if self.model != "deit":
+            known = self.model.startswith("timm:")
+            require(known, f"model '{self.model}' is unknown: use deit, or timm:NAME")
+            require_timm_name(self.model.removeprefix("timm:"))
 
     @staticmethod
     def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:

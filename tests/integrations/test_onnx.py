@@ -30,7 +30,7 @@ def _unchecked():
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory, _unchecked):
-    agent = stam.Agent(tiny_config(labels=tuple("abcde"), temperature=1.5, threshold=0.6))
+    agent = stam.Agent(tiny_config(labels=tuple("abcde"), temperature=1.5, threshold=0.6, preprocess_size=27))
     randomise(agent)
     path = tmp_path_factory.mktemp("export") / "agent.onnx"
     export_onnx(agent.eval(), path)
@@ -118,6 +118,7 @@ def test_metadata_say_what_a_runner_needs(exported):
     record = json.loads(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["stam"])
     assert record["rows"] == 3 and record["columns"] == 4 and record["labels"] == list("abcde")
     assert record["threshold"] == 0.6 and record["temperature"] == 1.5 and record["policy"] == "learned"
+    assert record["preprocess_size"] == 27
     assert record["image_size"] == [24, 32] and record["glimpse_size"] == [8, 8] and len(record["mean"]) == 3
 
 

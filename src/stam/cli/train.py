@@ -72,6 +72,7 @@ def run(arguments: list[str]) -> None:
     """Trains an agent, or goes on with a run."""
     positionals, options = split_positionals(arguments, most=2)
     refuse(options, ("--num-classes", "--labels"), "the classes come from the data")
+    refuse(options, ("--preprocess-size",), "it is --resize-size of the data")
     refuse(options, ("--path",), "name the data after the recipe")
     recipe, path = choose_recipe(positionals, wants_help(options) or "--resume" in options)
     base = get_recipe(recipe)

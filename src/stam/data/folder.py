@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from stam.config import is_writable
 from stam.data.images import IMAGE_SUFFIXES, decode_image, is_image
+from stam.data.memory import fingerprint
 from stam.data.splits import TEST, TRAIN, VAL_NAMES, Entry, SplitPlan, Splits, divide
 from stam.errors import DataError
 from stam.shapes import UInt8
@@ -35,6 +37,10 @@ class ImageFolder:
     def load(self, index: int, decode_size: int | None = None) -> UInt8[np.ndarray, "height width 3"]:
         """Decodes one image."""
         return decode_image(self.root / self.names[index], decode_size=decode_size)
+
+    def fingerprint(self) -> str:
+        """Returns a hash of every image's path, size and modification time."""
+        return fingerprint(self.root, self.names)
 
 
 def open_folder(root: Path, plan: SplitPlan | None = None) -> Splits:
@@ -74,6 +80,8 @@ def list_folder(root: Path) -> list[Entry]:
         raise DataError(f"no classes in {root}: {found}; expected one folder of images for each class")
     entries = []
     for split, folder in class_folders:
+        if not is_writable(folder.name):
+            raise DataError(f"the name of class folder {os.fsencode(folder)!r} is not UTF-8: rename it")
         files = image_files(folder)
         if not files:
             allowed = " ".join(IMAGE_SUFFIXES)

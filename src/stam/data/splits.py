@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,8 @@ import numpy as np
 from stam.config import from_plain, to_plain
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes
-from stam.errors import ConfigError, DataError, require
-from stam.files import save_content
+from stam.errors import ConfigError, DataError, FileError, require
+from stam.files import read_json, save_content
 from stam.shapes import Int
 
 TRAIN, TEST = "train", "test"
@@ -116,11 +117,8 @@ def save_record(record: SplitRecord, path: Path) -> None:
 def load_record(path: Path) -> SplitRecord:
     """Reads a record back."""
     try:
-        values = json.loads(path.read_text())
-        if not isinstance(values, dict):
-            raise ValueError("it is not a JSON object")
-        return from_plain(SplitRecord, values)
-    except (OSError, ValueError, ConfigError) as error:
+        return from_plain(SplitRecord, read_json(path, most_bytes=2**30))  # the names of all images
+    except (FileError, ConfigError) as error:
         raise DataError(f"cannot read the split record {path}: {error}") from error
 
 
@@ -269,7 +267,7 @@ def _describe(
 ) -> SplitRecord:
     names = [tuple(entries[index].name for index in part) for part in (train, val, test)]
     lines = [*names[0], "", *names[1], *(["", *names[2]] if names[2] else [])]
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:16]  # names may be any bytes
     kept = names if seed is not None else [(), (), ()]
     return SplitRecord(
         classes, len(train), len(val), digest, seed, kept[0], kept[1], num_test=len(test), test=kept[2]

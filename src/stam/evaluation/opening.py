@@ -85,7 +85,7 @@ def open_run(
             test part, or its validation part where it has none.
         teacher: A teacher's folder or DeiT file; by default the run's own, if it has one.
         limit: Use so many scenes only, drawn at random, always the same.
-        resize_size: The shorter side before the centre crop; by default as the run says.
+        resize_size: The shorter side before the centre crop; by default as the agent says, or its run.
     """
     require(limit is None or limit >= 1, f"limit must be at least 1, got {limit}")
     place = find_agent(path)
@@ -95,7 +95,7 @@ def open_run(
     record, config = None, None
     own_data, seed = False, 0
     if resize_size is None:
-        resize_size = recorded_resize_size(place)
+        resize_size = recorded_resize_size(place, agent.config)
     if run is not None:
         config = run.config()
         settings |= {key: value for key, value in run.record().items() if key in ("recipe", "seed", "config")}

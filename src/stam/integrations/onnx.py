@@ -31,7 +31,7 @@ from stam.model.causal import CausalMemory
 from stam.shapes import Bool, Float, Int
 
 METADATA_KEY = "stam"
-METADATA_VERSION = "1.0"
+METADATA_VERSION = "1.1"
 TOLERANCE = 1e-4
 _OPSET = 18
 
@@ -102,6 +102,7 @@ def metadata(agent: Agent) -> dict[str, Any]:
         "channels": config.channels,
         "mean": list(config.mean),
         "std": list(config.std),
+        "preprocess_size": config.preprocess_size,
         "labels": list(agent.labels),
         "threshold": config.threshold,
         "temperature": config.temperature,

@@ -152,8 +152,10 @@ def open_data(data: DataConfig, record: SplitRecord | None = None) -> Splits:
 
 
 def with_classes(config: RunConfig, classes: tuple[str, ...]) -> RunConfig:
-    """Returns the configuration for the data's classes."""
-    agent = dataclasses.replace(config.agent, num_classes=len(classes), labels=classes)
+    """Returns the configuration for the data's classes, with the data's preprocessing in the agent's."""
+    agent = dataclasses.replace(
+        config.agent, num_classes=len(classes), labels=classes, preprocess_size=config.data.resize_size
+    )
     return dataclasses.replace(config, agent=agent)
 
 
