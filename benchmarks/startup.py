@@ -41,9 +41,9 @@ def main() -> None:
     parser.add_argument("--recipe", default="imagenet-small", help="whose plan to follow")
     parser.add_argument("--batches", type=int, default=30, help="batches to load after it (default: 30)")
     arguments = parser.parse_args()
-    scenes, training = MadeUpScenes(arguments.images), get_recipe(arguments.recipe).training
+    scenes, config = MadeUpScenes(arguments.images), get_recipe(arguments.recipe)
     before, began = peak_megabytes(), time.perf_counter()
-    made = plan(len(scenes), training)
+    made = plan(len(scenes), config)
     loaded = load_batches(scenes, made.batches_from((0, 0)), DataConfig(num_workers=0))
     print(f"{made.num_batches()} batches of {made.batch_size} in {made.epochs} epochs")
     report("the first batch", next(loaded), began, before)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import httpx
@@ -210,6 +211,31 @@ def test_the_example_of_a_slow_sensor_shows_time_saved(tmp_path, monkeypatch, ca
     given = ("--latency", "0.01", "--scenes", "2")
     said = run_example(monkeypatch, capsys, "slow_remote_sensor.py", tmp_path / "digits", *given)
     assert "saved" in said and said.count("glimpses, ") == 2
+
+
+def test_the_example_of_an_http_client_survives_lost_answers(agent_folder, monkeypatch, capsys):
+    from stam.web import Service
+
+    posts = []
+
+    def lossy(request, timeout):
+        answer = open_url(request, timeout=timeout)
+        if "/glimpses" in request.full_url:
+            posts.append(request.full_url)
+            if len(posts) % 3:
+                answer.close()
+                raise TimeoutError("the answer was lost on its way")
+        return answer
+
+    open_url = urllib.request.urlopen
+    monkeypatch.setattr(urllib.request, "urlopen", lossy)
+    with RunningServer(Service(stam.load(agent_folder))) as url:
+        said = run_example(monkeypatch, capsys, "http_client.py", url)
+    looks = re.findall(r"^ *(\d+) at (\[.*?\])", said, re.MULTILINE)
+    assert len(posts) == 3 * len(looks) and [int(number) for number, _ in looks] == [
+        number + 1 for number in range(len(looks))
+    ]
+    assert len({place for _, place in looks}) == len(looks)
 
 
 def test_the_example_of_an_http_client_runs(agent_folder, monkeypatch, capsys):

@@ -4,6 +4,7 @@ Processes share batches, and draw the same random numbers, each using those of i
 learned does not depend on how many there are. Without them nothing here does anything.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -43,6 +44,11 @@ def wait() -> None:
 def launcher() -> str:
     """Returns how this program was started, for commands that are shown."""
     return f"torchrun --nproc-per-node {world_size()} -m stam" if is_distributed() else "stam"
+
+
+def was_restarted() -> bool:
+    """Tells whether `torchrun` has started this job again, after one of its processes failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def any_process(*flags: bool) -> tuple[bool, ...]:

@@ -30,6 +30,8 @@ Loggers = tuple[MetricLogger, ...]
 def begin(config: RunConfig, out: str | Path, recipe: str = "custom", loggers: Loggers = ()) -> Agent:
     """Trains an agent in a new run folder, fine-tuning a teacher first where none is named.
 
+    Where `torchrun` has started the job again after a failure, it goes on with its own run.
+
     Args:
         config: The whole experiment, such as `stam.learning.recipes.get_recipe` returns; its classes are
             replaced by those of the data.
@@ -48,8 +50,8 @@ def begin(config: RunConfig, out: str | Path, recipe: str = "custom", loggers: L
     require_batches(len(splits.train), config.training.batch_size, "--batch-size")
     agent, teacher = _start(config, splits)
     config = dataclasses.replace(config, agent=agent.config)
-    folder = _make_folder(out, recipe, config, splits.record)
-    return _train(folder, config, agent, teacher, splits, False, loggers)
+    folder, restarted = _make_folder(out, recipe, config, splits.record)
+    return _train(folder, config, agent, teacher, splits, restarted, loggers)
 
 
 def resume(out: str | Path, loggers: Loggers = ()) -> Agent:
@@ -71,8 +73,8 @@ def begin_teacher(
     config = dataclasses.replace(with_classes(config, splits.train.classes), teacher=None)
     require_batches(len(splits.train), config.teacher_training.batch_size, "--batch-size")
     student = _start_student(config, splits)
-    folder = _make_folder(out, f"{_TEACHER}{recipe}", config, splits.record)
-    return _finetune(folder, config, student, splits, False, loggers)
+    folder, restarted = _make_folder(out, f"{_TEACHER}{recipe}", config, splits.record)
+    return _finetune(folder, config, student, splits, restarted, loggers)
 
 
 def resume_teacher(out: str | Path, loggers: Loggers = ()) -> Teacher:
@@ -198,12 +200,22 @@ def _start_student(config: RunConfig, splits: Splits) -> Student:
     )
 
 
-def _make_folder(out: str | Path, recipe: str, config: RunConfig, split: SplitRecord) -> RunFolder:
-    """Makes the run folder, once for all processes."""
+def _make_folder(
+    out: str | Path, recipe: str, config: RunConfig, split: SplitRecord
+) -> tuple[RunFolder, bool]:
+    """Makes the run folder, once for all processes.
+
+    Returns:
+        The folder, and whether the run in it is this job's own: it was begun with exactly what is asked for
+        now, and `torchrun` has started the job again.
+    """
+    folder, restarted = RunFolder(out), False
     if distributed.rank() == 0:
-        RunFolder.create(out).write_record(recipe, config, split)
-    distributed.wait()
-    return RunFolder(out)
+        restarted = distributed.was_restarted() and folder.was_begun_with(recipe, config, split)
+        if not restarted:
+            RunFolder.create(out).write_record(recipe, config, split)
+    (restarted,) = distributed.any_process(restarted)  # nobody goes on before the folder is there
+    return folder, restarted
 
 
 def _train(
@@ -230,7 +242,8 @@ def _own_teacher(folder: RunFolder, config: RunConfig, student: Student, splits:
     if distributed.rank() == 0:
         print("no teacher given: fine-tuning one on the data first", file=sys.stderr)
     how_to_resume = f"{distributed.launcher()} train --resume --out {folder.path}"
-    return _finetune(inner, config, student, splits, inner.state_file.exists(), (), how_to_resume)
+    # resumed in any case: what was logged before the first state was saved is taken back then
+    return _finetune(inner, config, student, splits, True, (), how_to_resume)
 
 
 def _finetune(

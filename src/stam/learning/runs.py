@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ try:
 except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
+_HEIRS_SECONDS = 30.0
 FORMAT = "stam-run"
 FORMAT_VERSION = "1.0"
 
@@ -121,16 +123,16 @@ class RunFolder:
 
     def write_record(self, recipe: str, config: RunConfig, split: SplitRecord) -> None:
         """Writes what the run is, before it begins."""
-        record = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "recipe": recipe,
-            "seed": config.training.seed,
-            "versions": versions(),
-            "config": to_plain(config),
-        }
+        record = _record(recipe, config)
         save_record(split, self.path / "split.json")
         save_content(self.record_file, json.dumps(record, indent=2) + "\n")  # with it the run has begun
+
+    def was_begun_with(self, recipe: str, config: RunConfig, split: SplitRecord) -> bool:
+        """Tells whether the folder holds a run that was begun with exactly these."""
+        if not self.record_file.is_file():
+            return False
+        wanted = json.loads(json.dumps(_record(recipe, config)))
+        return self.record() == wanted and self.split() == split
 
     def record(self) -> dict[str, Any]:
         """Reads what the run is; its `config` as it was written, which `config()` brings up to date."""
@@ -199,18 +201,50 @@ class RunFolder:
             yield
             return
         with (self.path / ".lock").open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-                raise RunError(
-                    f"the run in '{self.path}' is being trained by {holder}: wait for it"
-                ) from error
+            deadline = time.monotonic() + _HEIRS_SECONDS
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    file.seek(0)
+                    holder = file.read().strip() or "another process"
+                    # loading processes of one that was killed hold its lock until they notice
+                    if not _is_dead(holder) or time.monotonic() > deadline:
+                        raise RunError(
+                            f"the run in '{self.path}' is being trained by {holder}: wait for it"
+                        ) from error
+                time.sleep(0.2)
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}")
             file.flush()
             yield
+
+
+def _is_dead(holder: str) -> bool:
+    """Tells whether who wrote its name into a lock was a process of this machine that is no more."""
+    word, _, rest = holder.partition(" ")
+    number, _, node = rest.partition(" on ")
+    if word != "process" or node != platform.node() or not number.isdigit():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # somebody else's
+        return False
+    return False
+
+
+def _record(recipe: str, config: RunConfig) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "recipe": recipe,
+        "seed": config.training.seed,
+        "versions": versions(),
+        "config": to_plain(config),
+    }
 
 
 def versions() -> dict[str, str]:

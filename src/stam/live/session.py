@@ -19,6 +19,27 @@ _RANGE_MARGIN = 2.0  # normalised floats may leave the range of pixels by this m
 ALL_SEEN = "every location has been seen: open a new session for the next scene"
 
 
+class AllSeenError(SensorError):
+    """A glimpse came without its location, and no location is asked for any more."""
+
+
+class OutOfStepError(StamError):
+    """Whoever sends the glimpses and the session disagree on how many have been seen.
+
+    Attributes:
+        num_glimpses: Glimpses the session has seen.
+        location: Where it wants to look next as (row, column).
+    """
+
+    def __init__(self, expected: int, num_glimpses: int, location: tuple[int, int] | None) -> None:
+        place = "nowhere: everything has been seen" if location is None else f"at {list(location)}"
+        super().__init__(
+            f"the glimpse was sent to a session of {expected} glimpses, and {num_glimpses} have been seen: "
+            f"ask how the session stands and go on from there (the next look is {place})"
+        )
+        self.num_glimpses, self.location = num_glimpses, location
+
+
 @dataclass(frozen=True)
 class LiveStep:
     """What the agent says after a glimpse.
@@ -254,6 +275,39 @@ class Session:
         memory = self._memorise_all_but_last(glimpses) if here in now.glimpses else now.memory
         return Update(self, Snapshot(glimpses, now.missed - {here}, memory=memory))
 
+    def answer_again(
+        self, glimpse: Any, location: Location | None = None, num_glimpses: int | None = None
+    ) -> LiveStep | None:
+        """Returns what the agent says to a glimpse it has taken already; `None` if this one is new.
+
+        A remote sensor that got no answer cannot know whether its glimpse arrived, and sends it again. What
+        arrives a second time, the same pixels at the same location, must change nothing: not the next
+        location either, which a random policy would draw again.
+
+        Args:
+            glimpse: What was sensed; see `observe`.
+            location: Where; by default where the agent asked, for which `num_glimpses` must be given.
+            num_glimpses: How many glimpses the sender believes the session has seen before this one.
+
+        Raises:
+            OutOfStepError: The session has seen another number of glimpses, and this is no repetition.
+        """
+        now, count = self._now, self.num_glimpses
+        in_step = num_glimpses is None or num_glimpses == count
+        latest = next(reversed(now.glimpses), None)
+        if location is not None:
+            here: int | None = self.agent.grid.index(location)
+        else:
+            here = None if in_step else latest
+        may_repeat = in_step or (num_glimpses == count - 1 and here == latest)
+        if may_repeat and here in now.glimpses and now.step is not None:
+            known = now.glimpses[here]
+            if torch.equal(self._pixels(glimpse).to(known.device), known):
+                return replace(now.step, location=self.location)
+        if not in_step:
+            raise OutOfStepError(num_glimpses or 0, count, self.location)
+        return None
+
     def commit(self, snapshot: Snapshot) -> None:
         """Makes a change that `think` has completed."""
         self._now = snapshot
@@ -290,7 +344,7 @@ class Session:
         if location is not None:
             return self.agent.grid.index(location)
         if self._now.location is None:
-            raise SensorError(ALL_SEEN)
+            raise AllSeenError(ALL_SEEN)
         return self._now.location
 
     def _pixels(self, glimpse: Any) -> Float[Tensor, "channels height width"]:
