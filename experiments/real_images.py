@@ -102,7 +102,7 @@ def train_one(name: str, config: RunConfig, setup: Setup) -> tuple[Agent, dict[s
     began = time.monotonic()
     agent = train(folder, config, agent, setup.teacher, data.train, data.val)
     seconds = time.monotonic() - began
-    shown = plan(len(data.train), config.training).num_batches() * config.training.batch_size
+    shown = plan(len(data.train), config).num_batches() * config.training.batch_size
     save_agent(agent, folder.path / "half", half=True)
     return agent, {"name": name, "seconds": seconds, "images": shown, "settings": dataclasses.asdict(config)}
 

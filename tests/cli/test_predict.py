@@ -1,6 +1,9 @@
 import json
+import os
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -136,6 +139,37 @@ def test_a_runs_own_resize_is_used(agent_folder, tmp_path):
     stam.weights.save_agent(stam.load(agent_folder), run / "best")
     (run / "run.json").write_text(json.dumps({"config": {"data": {"resize_size": 27}}}))
     assert open_agent(run)[1] == 27 and open_agent(run / "best")[1] == 27
+
+
+def test_file_names_that_are_not_text_are_shown(agent_folder, pictures, tmp_path):
+    odd = tmp_path / os.fsdecode(b"caf\xe9.png")
+    shutil.copy(pictures / "a.png", odd)
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(stam.__file__).parent.parent),
+        "PYTHONIOENCODING": "utf-8",
+    }
+    for option in ("--no-fast", "--json"):
+        command = [sys.executable, "-m", "stam", "predict", agent_folder, odd, option]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0 and r"caf\udce9.png" in done.stdout, done.stderr
+
+
+def test_preprocessing_belongs_to_the_weights(pictures, tmp_path, capsys):
+    from stam.cli.agents import open_agent
+    from stam.evaluation.opening import open_run
+
+    agent = stam.Agent(tiny_config(labels=("deep", "bee", "cat", "dog", "eel"), preprocess_size=40))
+    randomise(agent)
+    copied = tmp_path / "copied"
+    stam.weights.save_agent(agent.eval(), copied)
+    assert json.loads((copied / "config.json").read_text())["agent"]["preprocess_size"] == 40
+    assert open_agent(copied)[1] == 40 and open_agent(copied, 30)[1] == 30
+    assert open_run(copied, data=str(pictures)).resize_size == 40
+    own, asked, other = (
+        predict(capsys, copied, pictures, "--json", "--max-glimpses", "3", *options).out
+        for options in ((), ("--resize-size", "40"), ("--resize-size", "60"))
+    )
+    assert own == asked and own != other
 
 
 def test_serve_opens_a_page(agent_folder, pictures, monkeypatch, capsys):

@@ -70,6 +70,7 @@ def test_images_to_a_trained_agent_with_its_own_teacher(images, tmp_path, capsys
     }  # fmt: skip
     agent = stam.load(out)
     assert agent.labels == ("class0", "class1", "class2")
+    assert agent.config.preprocess_size == 36  # what --resize-size said
     metrics = lines(out / "metrics.jsonl")
     assert [line["epoch"] for line in metrics] == [0, 1, 2]
     assert {"tau", "lr/core", "lr/actor", "lr/critic", "loss/supervised", "loss/consistency"} <= set(
@@ -87,10 +88,13 @@ def test_one_word_is_enough_for_a_folder(images, tmp_path):
     assert json.loads((tmp_path / "run/run.json").read_text())["recipe"] == "tiny"
 
 
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
-def test_interrupted_at_any_step_and_resumed_gives_the_same_metrics(images, tmp_path, kill):
+@pytest.mark.parametrize(
+    ("kill", "core"),
+    [(signal.SIGINT, "reencoding"), (signal.SIGKILL, "reencoding"), (signal.SIGINT, "causal")],
+)
+def test_interrupted_at_any_step_and_resumed_gives_the_same_metrics(images, tmp_path, kill, core):
     settings = [*TINY, "--teacher", str(tmp_path / "teacher"), "--epochs", "16", "--save-minutes", "0"]
-    settings += ["--ema-batches", "5"]
+    settings += ["--ema-batches", "5", "--core", core]
     teacher = [*TEACHER, "--init", "none", "--num-workers", "0", "--resize-size", "36"]
     teacher = [word.replace("--teacher-training.", "--") for word in teacher]
     agent = [word.replace("--", "--agent.") if word.startswith("--") else word for word in AGENT]
@@ -191,6 +195,8 @@ class TestMistakesBeforeTheFirstBatch:
         assert "come from the data" in fails(
             capsys, "train", "digits", "--out", tmp_path / "x", "--num-classes", "3"
         )
+        complaint = fails(capsys, "train", "digits", "--out", tmp_path / "x", "--preprocess-size", "3")
+        assert "--resize-size" in complaint
         complaint = fails(capsys, "train", "digits", "--out", tmp_path / "x", "--policy", "spirl")
         assert "did you mean 'spiral'" in complaint
         assert "one word too many" in fails(capsys, "train", "tiny", images, "oops", "--out", tmp_path / "x")

@@ -35,6 +35,12 @@ SETTINGS = (
     *("--teacher-training.erasing", "0", "--teacher-training.device", "cpu"),
 )
 
+KINDS = {
+    "learned": (),
+    "plus": ("--policy", "plus"),
+    "causal": ("--core", "causal"),
+}
+
 # The second process is told to stop in some batch, or nobody is.
 WORKER = """
 import os, signal, sys
@@ -103,25 +109,23 @@ def assert_alike(found: Path, expected: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """A folder of images, and two runs that one process trained: learned, and following an order."""
+    """A folder of images, and a run of each kind that one process trained."""
     home = tmp_path_factory.mktemp("processes")
     make_image_folder(home / "images", train=8)
-    for policy in ("learned", "plus"):
-        ((code, said),) = run(
-            1, "train", "tiny", home / "images", "--out", home / policy, "--policy", policy, *SETTINGS
-        )
+    for kind, options in KINDS.items():
+        ((code, said),) = run(1, "train", "tiny", home / "images", "--out", home / kind, *options, *SETTINGS)
         assert code == 0, said
     return home
 
 
-@pytest.mark.parametrize("policy", ["learned", "plus"])
-def test_two_processes_learn_what_one_learns(runs, policy):
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_learn_what_one_learns(runs, kind):
     """Losses, rewards, normalisations and the teacher's training: over the batch of both, not of each."""
-    out = runs / f"{policy}-two"
-    ended = run(2, "train", "tiny", runs / "images", "--out", out, "--policy", policy, *SETTINGS)
+    out = runs / f"{kind}-two"
+    ended = run(2, "train", "tiny", runs / "images", "--out", out, *KINDS[kind], *SETTINGS)
     assert [code for code, _ in ended] == [0, 0], ended
-    assert_alike(out, runs / policy)
-    assert_alike(out / "teacher", runs / policy / "teacher")
+    assert_alike(out, runs / kind)
+    assert_alike(out / "teacher", runs / kind / "teacher")
     assert "next: stam evaluate" in ended[0][1] and "next:" not in ended[1][1]
 
 

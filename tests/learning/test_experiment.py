@@ -11,6 +11,7 @@ from stam.errors import ConfigError, DataError
 from stam.learning import experiment
 from stam.learning.runs import RunError, RunFolder
 from stam.settings import AugmentConfig, DataConfig, RunConfig, TeacherConfig, TrainingConfig
+from stam.weights import load_teacher_folder
 
 
 @pytest.fixture
@@ -57,3 +58,19 @@ def test_a_mistake_leaves_no_folder(config, tmp_path, begin):
     with pytest.raises(DataError, match="no such data"):
         begin(dataclasses.replace(config, data=DataConfig(str(tmp_path / "nowhere"))), out)
     assert not out.exists()
+
+
+def test_an_agent_can_start_as_its_teacher(config, tmp_path):
+    still = dataclasses.replace(config.training, base_lr=0.0, min_lr=0.0)  # the core stays where it starts
+    config = dataclasses.replace(config, training=still, start_from_teacher=True)
+    agent = experiment.begin(config, tmp_path / "run")
+    teacher = load_teacher_folder(tmp_path / "run/teacher/best")[0].model
+    assert agent.core.blocks[0].attn.qkv.weight.equal(teacher.blocks[0].attn.qkv.weight)
+    for head in (agent.core.head, agent.core.head_dist):
+        assert head.weight.equal(teacher.head.weight) and head.bias.equal(teacher.head.bias)
+    given = dataclasses.replace(config, teacher=str(tmp_path / "run/teacher"))
+    assert experiment.begin(given, tmp_path / "again").core.head.weight.equal(teacher.head.weight)
+    with pytest.raises(ConfigError, match="no DeiT.*--no-start-from-teacher"):
+        dataclasses.replace(
+            config, teacher_training=dataclasses.replace(config.teacher_training, model="timm:resnet18")
+        )

@@ -101,14 +101,18 @@ def test_a_teacher_without_features_is_refused_before_it_is_fine_tuned():
 
 
 def test_an_epoch_shows_one_in_t_of_the_data_and_another_part_each_time():
-    training = dataclasses.replace(get_recipe("digits").training, batch_size=10, num_glimpses=5, epochs=3)
-    made = plan(200, training)
+    config = get_recipe("digits")
+    training = dataclasses.replace(config.training, batch_size=10, num_glimpses=5, epochs=3)
+    config = dataclasses.replace(config, training=training)
+    made = plan(200, config)
     epochs = [np.concatenate(made.batches_of(epoch)) for epoch in range(3)]
     assert [len(epoch) for epoch in epochs] == [40, 40, 40]
     assert set(epochs[0]) != set(epochs[1])
     whole = [(place, part.tolist()) for place, part in made.batches_from((0, 0))]
     rest = [(place, part.tolist()) for place, part in made.batches_from((1, 2))]
     assert whole[-len(rest) :] == rest and rest[0][0] == Place(1, 2, False)
+    causal = dataclasses.replace(config, agent=dataclasses.replace(config.agent, core="causal"))
+    assert sorted(np.concatenate(plan(200, causal).batches_of(0))) == list(range(200))
 
 
 def test_the_run_folder_keeps_the_configuration(tmp_path):

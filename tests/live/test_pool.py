@@ -27,7 +27,13 @@ def test_a_hundred_sessions_from_many_threads_and_none_mixed_up(agent, pool):
     scenes = torch.randn(100, 3, 24, 32, generator=torch.Generator().manual_seed(4))
     batches = []
     looker, believe = pool.agent, pool.agent.believe
-    looker.believe = lambda memory, masks=None: batches.append(len(memory.tokens)) or believe(memory, masks)
+
+    def noted(memory):
+        belief = believe(memory)
+        batches.append(len(belief.state))
+        return belief
+
+    looker.believe = noted
 
     def look(index):
         sensor = sensor_of(agent, scenes[index])

@@ -24,6 +24,6 @@ def open_agent(
     loaded = load_agent(found.folder)
     agent = prepare(loaded if threshold is None else loaded.configure(threshold=threshold), fast)
     if resize_size is None:
-        return agent, recorded_resize_size(found)
+        return agent, recorded_resize_size(found, loaded.config)
     require(resize_size >= 1, f"--resize-size must be at least 1, got {resize_size}")
     return agent, resize_size

@@ -28,7 +28,7 @@ class Arguments:
         host: Address to listen on. Any but this machine's own lets others in, and there is no password.
         images: A folder of images for the page to offer.
         threshold: Confidence above which the agent stops; its own by default.
-        resize_size: The shorter side before the centre crop; by default as the agent's run says.
+        resize_size: The shorter side before the centre crop; by default as the agent was trained.
         max_sessions: Sessions open at once.
         idle_seconds: How long a session is kept after its latest use.
         lifetime_seconds: How long a session is kept at all.

@@ -5,7 +5,7 @@ usual. Without autocast to half precision, or without Triton, the modules comput
 """
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from stam.fast.known import unknown_part
 from stam.model.actor_critic import Actor, Critic, RowMlp, RowNorm
 from stam.model.agent import Agent, Looker
 from stam.model.belief import SMALLEST_LOG_PROBABILITY, Belief, ensemble_log_probabilities
-from stam.model.core import PatchMemory, ReencodingCore
+from stam.model.core import Core, PatchMemory, ReencodingCore
 from stam.model.randomness import Randomness
 from stam.model.teacher import Teacher, TeacherOutput
 from stam.model.vit import Attention, Block, VisionTransformer
@@ -55,13 +55,15 @@ class FusedTeacher:
 class FusedLooker(Looker):
     """An agent computed by fused kernels."""
 
+    core: Core
+
     def __init__(self, agent: Agent) -> None:
         self.config, self.positions = agent.config, agent.positions
-        self.core = FusedCore(agent.core)
+        self.core = FusedCore(agent.core) if isinstance(agent.core, ReencodingCore) else agent.core
         self.actor = None if agent.actor is None else FusedActor(agent.actor)
         self.critic = None if agent.critic is None else FusedCritic(agent.critic)
 
-    def believe(self, memory: PatchMemory, drop_masks: Tensor | None = None) -> Belief:
+    def believe(self, memory: Any, drop_masks: Tensor | None = None) -> Belief:
         """Encodes the remembered glimpses and classifies the scene."""
         belief = super().believe(memory, drop_masks)
         if not kernels.usable(belief.state):
@@ -83,6 +85,8 @@ class FusedBelief(Belief):
 
 class FusedCore:
     """The core computed by fused kernels."""
+
+    mixes_counts = False
 
     def __init__(self, core: ReencodingCore) -> None:
         self._core = core

@@ -5,11 +5,13 @@ from torch.nn.modules import module as torch_module
 
 from stam.model.actor_critic import Actor, Critic, PairLinear, RowNorm
 from stam.model.agent import Agent
+from stam.model.causal import CausalCore
 from stam.model.core import ReencodingCore
 from stam.model.vit import Attention, Block, Mlp, PatchEmbed, VisionTransformer
 
 _KNOWN = {
     Agent,
+    CausalCore,
     ReencodingCore,
     VisionTransformer,
     PatchEmbed,

@@ -20,7 +20,7 @@ from stam.learning.training import train
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher, require_features
 from stam.settings import REMOVED, DataConfig, RunConfig
-from stam.weights import open_teacher, start_agent
+from stam.weights import copy_teacher, open_teacher, start_agent
 
 _TEACHER = "teacher:"  # before the recipe in the record of a teacher's run
 
@@ -127,13 +127,21 @@ def open_data(data: DataConfig, record: SplitRecord | None = None) -> Splits:
         DataError: There is no such data, it is laid out otherwise, an image cannot be read, or the images are
             not those the run began with.
     """
-    splits = open_scenes(data.path, val_fraction=data.val_fraction, seed=data.split_seed, record=record)
+    splits = open_scenes(
+        data.path,
+        val_fraction=data.val_fraction,
+        test_fraction=data.test_fraction,
+        seed=data.split_seed,
+        record=record,
+    )
     if record is not None and splits.record != record:
         raise DataError(f"the images in {data.path} are not those the run began with: bring them back")
     if not data.check:
         return splits
     parts = []
-    for name, scenes in (("training", splits.train), ("validation", splits.val)):
+    named = [("training", splits.train), ("validation", splits.val)]
+    named += [("test", splits.test)] if splits.test is not None else []
+    for name, scenes in named:
         report = check_images(
             scenes, skip_unreadable=data.skip_unreadable, description=f"checking {name} images"
         )
@@ -142,12 +150,14 @@ def open_data(data: DataConfig, record: SplitRecord | None = None) -> Splits:
         if report.unreadable:
             print(f"stam: skipped {len(report.unreadable)} unreadable {name} images", file=sys.stderr)
         parts.append(Subset(scenes, report.readable) if report.unreadable else scenes)
-    return Splits(parts[0], parts[1], splits.record)
+    return Splits(parts[0], parts[1], splits.record, parts[2] if splits.test is not None else None)
 
 
 def with_classes(config: RunConfig, classes: tuple[str, ...]) -> RunConfig:
-    """Returns the configuration for the data's classes."""
-    agent = dataclasses.replace(config.agent, num_classes=len(classes), labels=classes)
+    """Returns the configuration for the data's classes, with the data's preprocessing in the agent's."""
+    agent = dataclasses.replace(
+        config.agent, num_classes=len(classes), labels=classes, preprocess_size=config.data.resize_size
+    )
     return dataclasses.replace(config, agent=agent)
 
 
@@ -164,7 +174,10 @@ def _start(config: RunConfig, splits: Splits) -> tuple[Agent, Teacher | Student]
     """Builds the agent, and its teacher or the model to be fine-tuned into one."""
     torch.manual_seed(config.training.seed)
     agent = start_agent(config.init, config.agent, config.class_indices)
-    return agent, _find_teacher(dataclasses.replace(config, agent=agent.config), splits.train)
+    teacher = _find_teacher(dataclasses.replace(config, agent=agent.config), splits.train)
+    if config.start_from_teacher and isinstance(teacher, Teacher):
+        copy_teacher(teacher, agent)
+    return agent, teacher
 
 
 def _find_teacher(config: RunConfig, train_scenes: Scenes) -> Teacher | Student:
@@ -217,6 +230,8 @@ def _train(
     """Fine-tunes a teacher where there is none, then trains the agent."""
     if not isinstance(teacher, Teacher):
         teacher = _own_teacher(folder, config, teacher, splits)
+        if config.start_from_teacher:
+            copy_teacher(teacher, agent)
     return train(folder, config, agent, teacher, splits.train, splits.val, resumed, loggers)
 
 

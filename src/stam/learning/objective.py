@@ -124,6 +124,7 @@ class Objective:
         labels: Int[Tensor, " batch"],
         target: TeacherOutput,
         values: ValueNormaliser | None = None,
+        ahead: Belief | None = None,
     ) -> Losses:
         """Returns the losses of one step (Algorithm 2 of the paper).
 
@@ -136,6 +137,7 @@ class Objective:
             labels: The class of each scene.
             target: What the teacher says of the whole scenes.
             values: Statistics of the critic's targets, for a learned policy; those of this step are updated.
+            ahead: The belief after the next glimpse, where it is known; by default the agent looks ahead.
         """
         parts = self.classification(step.belief, labels, target.log_q)
         if self.feature_weight > 0:
@@ -144,8 +146,9 @@ class Objective:
         if step.decision is not None and step.decision.log_probability is not None:
             if agent.critic is None or values is None:
                 raise StamError("learning where to look needs a critic: call agent.add_critic() first")
-            with torch.no_grad():  # the same drop-path masks: only the new glimpse makes a difference
-                ahead = agent.believe(step.next_memory, step.drop_masks)
+            if ahead is None:
+                with torch.no_grad():  # the same drop-path masks: only the new glimpse makes a difference
+                    ahead = agent.believe(step.next_memory, step.drop_masks)
             parts |= self.actor_critic(step, ahead, agent.critic, values, target.log_q)
         return Losses(self.total(parts), parts)
 
@@ -178,7 +181,7 @@ class Objective:
 
         Args:
             step: The episode after n glimpses, with the decision where to look next.
-            ahead: The belief after that next glimpse, computed without gradient.
+            ahead: The belief after that next glimpse; no gradient flows to it.
             critic: The value function.
             values: Statistics of the critic's targets; those of this step are updated.
             log_q: The teacher's distribution.

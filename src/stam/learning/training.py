@@ -1,7 +1,7 @@
 """Training an agent.
 
-For every batch: the teacher looks at the whole images once, then the agent looks glimpse by glimpse and is
-updated after each.
+For every batch: the teacher looks at the whole images once, then the agent looks glimpse by glimpse. It is
+updated after each, or where its core reads all steps in one pass, once at the end.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from stam.fast import cuda
 from stam.fast.bf16_weights import Bf16Weights
 from stam.fast.cuda_graph import GraphedFunction, Pipeline
 from stam.fast.known import unknown_part
-from stam.learning import distributed
+from stam.learning import distributed, one_pass
 from stam.learning.averaging import averaged_state, moving_average
 from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, only_one, restore, run_loop
 from stam.learning.objective import Objective, ValueNormaliser
@@ -36,11 +36,12 @@ from stam.learning.optimisation import (
 )
 from stam.learning.runs import RunFolder
 from stam.learning.validation import budgets, validate
-from stam.model.agent import Agent, Looker
+from stam.model.agent import Agent, Looker, evaluating
+from stam.model.core import OnePassCore
 from stam.model.episode import rollout, sense_images
 from stam.model.policy import Policy, SampledPolicy, random_locations
 from stam.model.teacher import Teacher, TeacherOutput, require_features
-from stam.settings import RunConfig, TrainingConfig
+from stam.settings import RunConfig
 from stam.weights import save_agent
 
 
@@ -77,7 +78,7 @@ def train(
         run_loop(
             learner,
             run,
-            plan(len(train_scenes), training),
+            plan(len(train_scenes), config),
             train_scenes,
             config.data,
             "training",
@@ -88,13 +89,15 @@ def train(
     return learner.agent_to_use.eval()
 
 
-def plan(num_scenes: int, training: TrainingConfig) -> Plan:
+def plan(num_scenes: int, config: RunConfig) -> Plan:
     """Returns which scenes a training shows when.
 
-    By default an epoch shows 1/T of them: a batch makes T updates, so it makes as many updates as an ordinary
-    epoch over all scenes.
+    By default an epoch makes as many updates as an ordinary one over all scenes. Where a batch makes T
+    updates, it shows 1/T of the scenes.
     """
-    share = training.epoch_share or 1 / training.num_glimpses
+    training = config.training
+    updates_a_batch = 1 if config.agent.core == "causal" else training.num_glimpses
+    share = training.epoch_share or 1 / updates_a_batch
     return Plan(num_scenes, training.epochs, training.batch_size, share, training.seed)
 
 
@@ -179,20 +182,57 @@ class AgentLearner(Learner):
             self.averaged.update_parameters(self.agent)
 
     def run_batch(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
-        """Shows a batch to the teacher, then glimpse by glimpse to the agent, which is updated after each.
+        """Shows a batch to the teacher, then glimpse by glimpse to the agent, and updates it.
 
         All of it is one CUDA graph on a GPU.
         """
         settings = self.settings
         with autocast(self.device, settings.precision):
             taught = self.teach(images)
-        few = min(settings.short_episode_glimpses, settings.num_glimpses)
-        # none by default: episodes of a few glimpses from other first locations; their losses are not logged
+        run = self.update_once if isinstance(self.looker.core, OnePassCore) else self.update_at_each_glimpse
+        self.meter.add(*run(policy, images, labels, taught, first_location))  # all at once: one kernel launch
+
+    def update_at_each_glimpse(
+        self, policy: Policy, images: Tensor, labels: Tensor, taught: TeacherOutput, first_location: Tensor
+    ) -> list[dict[str, Tensor]]:
+        """Updates the agent after each glimpse of all episodes; returns the parts of each loss of the last.
+
+        By default that is the only one. Short episodes of a few glimpses from other locations go before it.
+        """
+        settings = self.settings
         for _ in range(settings.short_episodes):
             other = random_locations(self.agent.grid, len(images), self.device, self.random)
-            self.run_episode(policy, images, labels, taught, other, num_updates=few)
-        parts = self.run_episode(policy, images, labels, taught, first_location, settings.num_glimpses)
-        self.meter.add(*parts)  # all at once: one kernel launch
+            self.run_episode(policy, images, labels, taught, other, num_updates=self.num_short_glimpses)
+        return self.run_episode(policy, images, labels, taught, first_location, settings.num_glimpses)
+
+    def update_once(
+        self, policy: Policy, images: Tensor, labels: Tensor, taught: TeacherOutput, first_location: Tensor
+    ) -> list[dict[str, Tensor]]:
+        """Updates the agent by the mean loss of all steps of all episodes; returns the parts of the last.
+
+        The episodes are those of `update_at_each_glimpse`.
+        """
+        settings, whole = self.settings, self.settings.num_glimpses
+        episodes = [(first_location, whole)]
+        for _ in range(settings.short_episodes):
+            other = random_locations(self.agent.grid, len(images), self.device, self.random)
+            episodes.insert(0, (other, self.num_short_glimpses))
+        # two contexts: autocast keeps weights that were rounded without gradient
+        with self._half_precision(), evaluating(self.agent.core):
+            paths = [
+                one_pass.explore(self.looker, images, first, policy, self.random, count, whole)
+                for first, count in episodes
+            ]
+        losses = []
+        with self._half_precision():
+            for path in paths:
+                drop_masks = self.looker.sample_drop_path(len(images), self.random)
+                for step, ahead in one_pass.retrace(self.looker, images, path, policy, drop_masks):
+                    losses.append(
+                        self.objective.losses(self.looker, step, labels, taught, self.values, ahead)
+                    )
+        self._update(torch.stack([each.total for each in losses]).mean())
+        return [{name: part.detach() for name, part in each.parts.items()} for each in losses[-whole:]]
 
     def run_episode(
         self,
@@ -218,6 +258,11 @@ class AgentLearner(Learner):
             self._update(losses.total)
             parts.append({name: part.detach() for name, part in losses.parts.items()})
         return parts
+
+    @property
+    def num_short_glimpses(self) -> int:
+        """Glimpses of a short episode that are learned from."""
+        return min(self.settings.short_episode_glimpses, self.settings.num_glimpses)
 
     def _update(self, loss: Tensor) -> None:
         self.optimiser.zero_grad(set_to_none=True)

@@ -17,7 +17,8 @@ from stam.config import AgentConfig
 from stam.errors import StamError
 from stam.model.actor_critic import Actor, Critic
 from stam.model.belief import Belief
-from stam.model.core import Core, ReencodingCore
+from stam.model.causal import CausalCore
+from stam.model.core import Core, OnePassCore, ReencodingCore
 from stam.model.episode import Step, Trace, rollout, sense_images
 from stam.model.policy import Policy, Scorer, make_policy, random_locations, require_policy
 from stam.model.randomness import Randomness
@@ -86,6 +87,20 @@ class Looker:
         features = self.core.read(memory, drop_masks)  # (B, 2, D)
         class_logits, distill_logits = self.core.classify(features)
         return Belief(features.flatten(1), class_logits, distill_logits)
+
+    def believe_all(
+        self,
+        glimpses: Float[Tensor, "batch steps channels height width"],
+        locations: Int[Tensor, "batch steps"],
+        drop_masks: Tensor | None = None,
+    ) -> list[Belief]:
+        """Returns the belief after each glimpse, from one pass; for a core that can (`OnePassCore`)."""
+        assert isinstance(self.core, OnePassCore)
+        patches = self.grid.patches(glimpses).unflatten(1, (*locations.shape[1:], -1))  # (B, T, p, pixels)
+        features = self.core.read_all(patches, self.positions[locations], drop_masks)  # (B, T, 2, D)
+        logits = (part.unflatten(0, locations.shape) for part in self.core.classify(features.flatten(0, 1)))
+        parts = zip(features.flatten(2).unbind(1), *(part.unbind(1) for part in logits), strict=True)
+        return [Belief(*part) for part in parts]
 
     def policy(self, policy: Policy | str | None = None) -> Policy:
         """Returns the policy meant: one given, one named, or by default the agent's own."""
@@ -179,7 +194,7 @@ class Agent(Looker, nn.Module):
     state, not of a saved agent.
     """
 
-    core: ReencodingCore
+    core: ReencodingCore | CausalCore
     actor: Actor | None
     critic: Critic | None
 
@@ -188,7 +203,8 @@ class Agent(Looker, nn.Module):
         require_policy(config.policy)
         self.config = config
         grid = config.grid
-        self.core = ReencodingCore(
+        make_core = CausalCore if config.core == "causal" else ReencodingCore
+        self.core = make_core(
             num_classes=config.num_classes,
             patch_size=grid.patch_size,
             image_patches=grid.image_patches,

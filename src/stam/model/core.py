@@ -1,4 +1,4 @@
-"""How an agent remembers glimpses and reads what they mean together.
+"""How an agent remembers glimpses and reads what they mean together: the interface, and the paper's core.
 
 A core turns patches into features: `remember` takes in the patches of one more glimpse, `read` returns the
 features of everything remembered. What a memory holds is the core's own affair; an episode only passes it on,
@@ -27,13 +27,19 @@ class Memory(Protocol):
 
     @staticmethod
     def join(memories: Sequence[Any]) -> "Memory":
-        """Joins memories of equally many glimpses into one batch."""
+        """Joins memories into one batch: of equally many glimpses, or any where the core mixes counts."""
         ...
 
 
 @runtime_checkable
 class Core(Protocol):
-    """What an agent needs of a core."""
+    """What an agent needs of a core.
+
+    Attributes:
+        mixes_counts: Whether memories of different numbers of glimpses can be joined.
+    """
+
+    mixes_counts: bool
 
     def remember(self, memory: Any, patches: Tensor, positions: Tensor) -> Memory:
         """Returns the memory with the patches of one more glimpse; `None` is the empty memory."""
@@ -49,6 +55,15 @@ class Core(Protocol):
 
     def sample_drop_path(self, batch_size: int, generator: Randomness = None) -> Tensor | None:
         """Draws drop-path masks, or `None` outside training."""
+        ...
+
+
+@runtime_checkable
+class OnePassCore(Core, Protocol):
+    """A core that can say what it would have said after each glimpse in one pass, so it trains in one."""
+
+    def read_all(self, patches: Tensor, positions: Tensor, drop_masks: Tensor | None = None) -> Tensor:
+        """Returns the features after each step, (B, T, 2, D), of patches (B, T, p, pixels)."""
         ...
 
 
@@ -79,6 +94,8 @@ class PatchMemory:
 
 class ReencodingCore(VisionTransformer):
     """The paper's core: it keeps every patch, and encodes all of them again after each glimpse."""
+
+    mixes_counts = False
 
     def remember(
         self,

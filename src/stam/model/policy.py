@@ -190,6 +190,13 @@ class SampledPolicy(Policy):
         location = self.pick(log_probabilities, generator)
         return Decision(location, log_probabilities.gather(1, location[:, None]).squeeze(1))
 
+    def decided(
+        self, location: Int[Tensor, " batch"], state: State, seen: Seen, num_seen: int | None = None
+    ) -> Decision:
+        """Returns a decision made before, with its log-probability in this state."""
+        log_probabilities = self.log_probabilities(state, seen, num_seen)
+        return Decision(location, log_probabilities.gather(1, location[:, None]).squeeze(1))
+
     def weights(self, state: State, seen: Seen) -> PerLocation:
         """The distribution it draws from."""
         return self.log_probabilities(state, seen).exp()

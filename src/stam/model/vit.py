@@ -1,11 +1,16 @@
 """A DeiT/ViT encoder over any subset of an image's patches; parameters are named as in timm."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stam.model.randomness import Randomness, random_source
-from stam.shapes import Float, Int
+from stam.shapes import Bool, Float, Int
+
+# Given the keys and values of new tokens, returns those to attend to, as a KV cache does.
+Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class PatchEmbed(nn.Module):
@@ -30,12 +35,27 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(
-        self, x: Float[Tensor, "batch tokens width"], num_queries: int | None = None
+        self,
+        x: Float[Tensor, "batch tokens width"],
+        num_queries: int | None = None,
+        mask: Bool[Tensor, "#batch 1 #tokens keys"] | None = None,
+        extend: Extend | None = None,
     ) -> Float[Tensor, "batch queries width"]:
-        """Attends from the first `num_queries` tokens (all of them by default) to every token."""
+        """Attends from the first `num_queries` tokens (all of them by default) to every token.
+
+        Args:
+            x: Tokens.
+            num_queries: Tokens that somebody reads afterwards.
+            mask: Where a token may see a key; everywhere by default.
+            extend: Gives the keys and values to attend to, where they are not those of the tokens alone.
+        """
         qkv = self.qkv(x).unflatten(2, (3, self.num_heads, -1))  # (B, n, 3, heads, d)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind()  # each (B, heads, n, d)
-        mixed = F.scaled_dot_product_attention(query[:, :, :num_queries], key, value)
+        if extend is not None:
+            key, value = extend(key, value)
+        if mask is not None:
+            mask = mask[:, :, :num_queries]
+        mixed = F.scaled_dot_product_attention(query[:, :, :num_queries], key, value, mask)
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -68,6 +88,8 @@ class Block(nn.Module):
         x: Float[Tensor, "batch tokens width"],
         drop_masks: Float[Tensor, "2 batch 1 1"] | None = None,
         num_queries: int | None = None,
+        mask: Bool[Tensor, "#batch 1 #tokens keys"] | None = None,
+        extend: Extend | None = None,
     ) -> Float[Tensor, "batch queries width"]:
         """Returns the first `num_queries` tokens after the block, all of them by default.
 
@@ -75,9 +97,12 @@ class Block(nn.Module):
             x: Tokens.
             drop_masks: Drop-path factors of the two residual branches for each sample: 0, or 1 / (1 - rate).
             num_queries: Tokens that somebody reads after the block.
+            mask: Where a token may see a key; everywhere by default.
+            extend: Gives the keys and values to attend to, where they are not those of the tokens alone.
         """
         attention_scale, mlp_scale = (None, None) if drop_masks is None else drop_masks.unbind()
-        x = x[:, :num_queries] + drop_scaled(self.attn(self.norm1(x), num_queries), attention_scale)
+        attended = self.attn(self.norm1(x), num_queries, mask, extend)
+        x = x[:, :num_queries] + drop_scaled(attended, attention_scale)
         return x + drop_scaled(self.mlp(self.norm2(x)), mlp_scale)
 
 
@@ -162,10 +187,22 @@ class VisionTransformer(nn.Module):
         """Encodes patches and returns the normalised features of the read-out tokens."""
         readout = self.readout_tokens().expand(patches.shape[0], -1, -1)
         x = torch.cat((readout, self.embed(patches, positions)), dim=1)  # (B, R + P, D)
+        return self.encode(x, self.num_readout, drop_masks)
+
+    def encode(
+        self,
+        x: Float[Tensor, "batch tokens width"],
+        num_queries: int,
+        drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
+        mask: Bool[Tensor, "#batch 1 #tokens keys"] | None = None,
+        extend: Sequence[Extend] | None = None,
+    ) -> Float[Tensor, "batch queries width"]:
+        """Takes tokens through all blocks and returns the first `num_queries`, normalised."""
         for index, block in enumerate(self.blocks):
             masks = None if drop_masks is None else drop_masks[index]
             is_last = index == len(self.blocks) - 1
-            x = block(x, masks, self.num_readout if is_last else None)
+            own = None if extend is None else extend[index]
+            x = block(x, masks, num_queries if is_last else None, mask, own)
         return self.norm(x)
 
     def readout_tokens(self) -> Float[Tensor, "1 readout width"]:

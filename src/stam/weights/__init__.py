@@ -1,7 +1,7 @@
 """Reading and writing weights: one file a dialect, and `locate`, which says what a path or a name means."""
 
 from stam.weights.authors import load_authors
-from stam.weights.deit import adapt_deit, load_deit, load_teacher, read_deit
+from stam.weights.deit import adapt_deit, copy_teacher, load_deit, load_teacher, read_deit
 from stam.weights.folder import (
     CONFIG_FILE,
     FORMAT,
@@ -35,6 +35,7 @@ __all__ = [
     "Source",
     "StateDict",
     "adapt_deit",
+    "copy_teacher",
     "find_agent",
     "find_core",
     "find_teacher",
