@@ -41,6 +41,7 @@ KINDS = {
     "learned": (),
     "plus": ("--policy", "plus"),
     "causal": ("--core", "causal"),
+    "gains": ("--core", "causal", "--actor-objective", "gains", "--try-every", "2"),
 }
 
 # The second process is told to stop in some batch, or nobody is.
