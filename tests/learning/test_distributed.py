@@ -209,6 +209,21 @@ def test_a_job_that_is_started_again_leaves_the_runs_of_others_alone(runs, monke
     assert (runs / "plus" / "metrics.jsonl").read_text() == before
 
 
+def test_a_fitted_job_that_is_started_again_keeps_what_was_fitted(runs, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "fitted"
+    fitted = [option for option in SETTINGS if option != "--no-fit"]
+    command = ["train", "tiny", str(runs / "images"), "--out", str(out), *fitted]
+    main(command)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    before = (out / "metrics.jsonl").read_text()
+    main(command)  # nothing is left to do, and nothing is fitted anew
+    assert (out / "metrics.jsonl").read_text() == before
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main([*command, "--seed", "5"])
+    assert "is not empty: pass --resume" in capsys.readouterr().err
+
+
 # Writes down what each batch exchanges between the processes, and refuses what a CUDA graph cannot hold.
 LISTENING_WORKER = """
 import json, os, sys

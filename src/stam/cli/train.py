@@ -37,8 +37,8 @@ class Arguments:
         resume: Go on with the run in --out, exactly where it stopped.
         fit: Choose settings by the images, the machine and the time. Otherwise the recipe's own are taken.
             Only for recipes for own images (tiny, small, base).
-        minutes: Time for everything, the teacher included: settings are chosen to make the best of it. Without
-            it, a training takes as long as pays on a GPU, and 30 minutes on a CPU.
+        minutes: Time for everything, the teacher included: settings are chosen to make the best of it.
+            Without it, a training takes as long as pays on a GPU, and 30 minutes on a CPU.
         init: Where the core starts: a weights file, a run, package:NAME, hub:NAME, or none.
         teacher: A whole-image teacher: the --out folder of `stam teacher`, or a weights file. Without one, a
             teacher is fine-tuned on the data first.
@@ -93,6 +93,8 @@ def run(arguments: list[str]) -> None:
         if parsed.resume:
             require_as_begun(out, "train", recipe if positionals else None, path, options)
             experiment.resume(out, loggers)
+        elif fits and distributed.any_process(is_own_run(out, recipe, path, options))[0]:
+            experiment.resume(out, loggers)
         elif fits:
             RunFolder.require_free(out)
             fitted = fit_recipe(parsed, options)
@@ -106,6 +108,20 @@ def run(arguments: list[str]) -> None:
         if distributed.rank() == 0:
             print(f"trained; the run is in {out}", file=sys.stderr)
             next_command(f"stam evaluate {out}")
+
+
+def is_own_run(out: Path, recipe: str, path: str | None, options: list[str]) -> bool:
+    """Tells whether `torchrun` has started the job again that began the run in a folder.
+
+    What was fitted then would be fitted otherwise now: all that is given must agree with the run.
+    """
+    folder = RunFolder(out)
+    if not distributed.was_restarted() or not folder.record_file.is_file():
+        return False
+    begun = folder.config()
+    if experiment.recipe_of(folder) != recipe or path not in (None, begun.data.path):
+        return False
+    return config_of(parse(Arguments, "train", options, arguments_of(begun))) == begun
 
 
 def arguments_of(config: RunConfig, given: Arguments | None = None) -> Arguments:
