@@ -9,7 +9,9 @@ import torch
 from evaluating import CLASSES, NoiseScenes, fast_plan, full_evaluation, make_agent, make_teacher
 from hypothesis import given
 from hypothesis import strategies as st
+from made_up import made_up
 
+from stam.config import to_plain
 from stam.errors import ConfigError, DataError, StamError
 from stam.evaluation import Evaluation, EvaluationPlan, evaluate, load_evaluation, save_evaluation
 from stam.evaluation.evaluate import halves, some_of
@@ -237,6 +239,37 @@ def test_results_of_earlier_versions_are_read():
     assert Evaluation.from_json(json.dumps(values | {"version": "1.0"})).policy == "learned"
     older = values | {"version": "1.1", "handover": 8, "mirrored": False}
     assert Evaluation.from_json(json.dumps(older)).policy == "learned:8"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("num_glimpses", 99, "num_glimpses must be from 1 to 4, got 99"),
+        ("seeds", [], "seeds must name at least one"),
+        ("pixels", [1], "pixels must have 4 entries, got 1"),
+        ("accuracy.ensemble.top1.mean", [0.5], "mean must have 4 entries, got 1"),
+        ("accuracy.ensemble.top1.mean", [0, 0, "x", 0], r"ensemble.top1.mean\[2\] must be a finite"),
+        ("locations.counts", [[1]] * 4, "counts must have 4 entries, got 1"),
+        ("calibration.temperature", None, "calibration.temperature must be a finite number, got None"),
+        ("early_exit.fit.exits", [1], "exits must have 4 entries"),
+        ("settings.config", [], "settings.config must be an object"),
+        ("settings.config.training", 3, "settings.config.training must be an object"),
+        ("settings.config.training.consistency", ["soft"], "training.consistency cannot be"),
+        ("settings.config.training.num_glimpses", -3, "training.num_glimpses cannot be -3"),
+        ("versions", {"stam": 1}, "versions.stam must be text, got 1"),
+        ("grid.image_size", [0, 32], "image_size must be one positive number"),
+    ],
+)
+def test_a_result_that_cannot_be_is_refused(tmp_path, path, value, message):
+    document = to_plain(made_up(grid=Grid(32, 16, 8)))
+    *parts, last = path.split(".")
+    inner = document
+    for part in parts:
+        inner = inner[part]
+    inner[last] = value
+    (tmp_path / "e.json").write_text(json.dumps(document))
+    with pytest.raises(StamError, match=f"e.json' is damaged: .*{message}.*; evaluate again"):
+        load_evaluation(tmp_path / "e.json")
 
 
 @pytest.mark.parametrize(

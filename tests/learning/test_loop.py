@@ -59,7 +59,7 @@ def drawn(monkeypatch) -> list[int]:
 
 @pytest.mark.parametrize("start", [(0, 0), (137, 5)])
 def test_the_first_batch_of_imagenet_takes_one_order_and_little_memory(tmp_path, drawn, start):
-    made, data = plan(IMAGENET, get_recipe("imagenet-small").training), DataConfig(num_workers=0, check=False)
+    made, data = plan(IMAGENET, get_recipe("imagenet-small")), DataConfig(num_workers=0, check=False)
     scenes, learner = Blank(IMAGENET), FirstBatch()
     learner.position = start
     tracemalloc.start()
@@ -74,7 +74,7 @@ def test_the_first_batch_of_imagenet_takes_one_order_and_little_memory(tmp_path,
 
 
 def test_no_batch_keeps_the_order_it_was_cut_from():
-    made = plan(IMAGENET, get_recipe("imagenet-small").training)
+    made = plan(IMAGENET, get_recipe("imagenet-small"))
     for part in made.batches_of(0):
         whole = part
         while whole.base is not None:

@@ -302,6 +302,16 @@ def test_a_saved_session_goes_on_exactly(agent, images, tmp_path, policy):
         assert one.stop == other.stop
 
 
+def test_a_session_of_another_precision_goes_on(agent, images, tmp_path):
+    session = agent.session()
+    feed(session, sensor_of(agent, images[0]), 2)
+    save_session(session, tmp_path / "session")
+    with safe_open(tmp_path / "session", framework="pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors | {"glimpses": tensors["glimpses"].double()}, tmp_path / "double", metadata=metadata)
+    assert load_session(tmp_path / "double", agent).step.label == session.step.label
+
+
 def test_an_unbegun_session_can_be_saved(agent, images, tmp_path):
     session = agent.session(policy="random")
     save_session(session, tmp_path / "session")

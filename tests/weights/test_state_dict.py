@@ -105,6 +105,7 @@ def test_an_archive_that_unpacks_to_more_is_refused(tmp_path):
         ({"norm.bias": torch.zeros(64).to_sparse()}, "something else than plain numbers as 'norm.bias'"),
         ({"norm.bias": torch.zeros(64, dtype=torch.complex64)}, "something else than plain numbers"),
         ({5: torch.zeros(64)}, "something else than plain numbers as '5'"),
+        ({(1, "a\nb"): torch.zeros(64)}, r"something else than plain numbers as .*\\n"),
         ({"cls_token": torch.zeros(())}, r"is not a DeiT: 'cls_token' has the shape \(\)"),
         ({"cls_token": torch.zeros(1, 1, 0)}, r"'cls_token' has the shape \(1, 1, 0\)"),
         # a file of 3 MB that would make an agent of 100 GB

@@ -342,10 +342,7 @@ class Evaluation:
             _require_length(count, cumulative=cost.cumulative)
             for each in cost.latency:
                 _require_length(count, per_step_ms=each.per_step_ms, cumulative_ms=each.cumulative_ms)
-        config = self.settings.get("config", {})
-        require(isinstance(config, dict), "settings.config must be an object")
-        for name in ("agent", "data", "training"):
-            require(isinstance(config.get(name, {}), dict), f"settings.config.{name} must be an object")
+        _require_settings(self.settings.get("config", {}))
 
     @property
     def way_of_looking(self) -> str:
@@ -371,6 +368,27 @@ class Evaluation:
     def from_json(cls, text: str, where: str = "the evaluation") -> "Evaluation":
         """Reads a result back; `where` names it in an error."""
         return from_plain(cls, read_format(text, FORMAT, VERSION, where))
+
+
+# of a run's settings, those by which comparisons tell runs apart
+_COMPARED: dict[str, dict[str, type]] = {
+    "agent": {"width": int, "depth": int, "num_heads": int},
+    "data": {},
+    "training": {"consistency": str, "num_glimpses": int, "epochs": int},
+}
+
+
+def _require_settings(config: Any) -> None:
+    """Raises unless the settings of a run that are used are of their kind, where they are there."""
+    require(isinstance(config, dict), "settings.config must be an object")
+    for part, kinds in _COMPARED.items():
+        values = config.get(part, {})
+        require(isinstance(values, dict), f"settings.config.{part} must be an object")
+        for name, kind in kinds.items():
+            value = values.get(name)
+            sound = value is None or type(value) is kind
+            counts = not isinstance(value, int) or 1 <= value < 2**31
+            require(sound and counts, f"settings.config.{part}.{name} cannot be {value!r:.40}")
 
 
 def _require_length(count: int, **lists: Sized) -> None:

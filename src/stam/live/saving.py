@@ -119,7 +119,7 @@ def _read_record(metadata: dict[str, str]) -> _Record:
 def _read_tensors(file: Any, config: AgentConfig) -> dict[str, Tensor]:
     """Reads the tensors of a session after looking at their sizes."""
     found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    require(found.keys() == _NAMES, f"it holds {', '.join(sorted(found))}"[:200])
+    require(found.keys() == set(_NAMES), f"it holds {', '.join(sorted(found))}"[:200])
     count, missed = found["locations"][:1], found["missed"][:1]
     most, num_classes = config.grid.num_locations, config.num_classes
     expected = {
@@ -133,16 +133,18 @@ def _read_tensors(file: Any, config: AgentConfig) -> dict[str, Tensor]:
     require(few, f"it has more glimpses than the {most} of a scene")
     for name, shape in expected.items():
         require(found[name] == shape, f"'{name}' has the shape {found[name]}, not {shape}")
-    tensors = {name: file.get_tensor(name) for name in sorted(_NAMES)}
-    for name, tensor in tensors.items():
+    tensors = {}
+    for name in _NAMES:
+        tensor = file.get_tensor(name)
         sound = tensor.dtype == _WHOLE[name] if name in _WHOLE else tensor.is_floating_point()
         require(sound, f"'{name}' holds {tensor.dtype}")
-        require(bool(tensor.isfinite().all()), f"'{name}' holds numbers that are not finite")
+        tensors[name] = tensor if name in _WHOLE else tensor.float()
+        require(bool(tensors[name].isfinite().all()), f"'{name}' holds numbers that are not finite")
     return tensors
 
 
 _WHOLE = {"locations": torch.int64, "missed": torch.int64, "generator": torch.uint8}
-_NAMES = {"glimpses", "probabilities", *_WHOLE}
+_NAMES = ("glimpses", "probabilities", *_WHOLE)
 
 
 def _require_places(

@@ -56,7 +56,7 @@ def _from_hugging_face(state: StateDict, source: str) -> StateDict:
                 renamed[re.sub(pattern, replacement, name)] = value
                 break
         else:
-            raise WeightsError(f"{source} has '{full_name}', which is not a parameter of DeiT")
+            raise WeightsError(f"{source} has {full_name!r:.80}, which is not a parameter of DeiT")
     for name in [name for name in renamed if ".attn.query." in name]:
         parts = [renamed.pop(name.replace("query", part), None) for part in ("query", "key", "value")]
         present = [part for part in parts if part is not None and part.ndim > 0]

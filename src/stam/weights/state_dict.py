@@ -34,7 +34,7 @@ def read_state_dict(source: Source) -> StateDict:
         raise WeightsError(f"{named(source)} holds no tensors: give a DeiT, timm or STAM weights file")
     for name, value in tensors.items():
         if not isinstance(name, str) or not _is_plain(value):
-            raise WeightsError(f"{named(source)} has something else than plain numbers as '{name}'")
+            raise WeightsError(f"{named(source)} has something else than plain numbers as {str(name)!r:.80}")
     prefix = "module."  # left by torch's data-parallel wrapper
     stripped = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return {
@@ -63,7 +63,7 @@ def require_shapes(expected: Mapping[str, tuple[int, ...]], found: Shapes, sourc
             )
     for name, shape in found.items():
         if name not in expected:
-            raise WeightsError(f"{source} has '{name}' of shape {shape}, which the model lacks")
+            raise WeightsError(f"{source} has {name!r:.80} of shape {shape}, which the model lacks")
 
 
 def outline(build: Callable[[], nn.Module], source: str) -> Shapes:
