@@ -6,6 +6,7 @@
 plain loop. `scaling`: against batch and glimpses, drawn too. `profile`: a batch by kind of kernel.
 `agreement`: losses of every path beside the plain float32 one. `first-batch`: where the time before the
 second batch goes.
+`--core causal --actor-objective gains --actor-width 512` measure another agent than the paper's.
 It does without `stam bench`'s command line and so needs nothing but torch. What it prints is also in `--out`.
 """
 
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from stam.config import AgentConfig
+from stam.config import CORES, AgentConfig
 from stam.evaluation.speed import (
     TrainingSpeed,
     look_speed,
@@ -39,7 +40,7 @@ from stam.evaluation.speed import (
 from stam.evaluation.timing import synchronise
 from stam.learning.loop import Place
 from stam.learning.training import AgentLearner
-from stam.settings import RunConfig, TrainingConfig
+from stam.settings import ACTOR_OBJECTIVES, RunConfig, TrainingConfig
 
 KINDS = {  # of kernels, by name; the first that fits counts
     "attention": r"^_attention|sdpa|flash|fmha",
@@ -54,8 +55,17 @@ KINDS = {  # of kernels, by name; the first that fits counts
 
 
 def learner(size: str, batch_size: int, given: argparse.Namespace) -> AgentLearner:
-    training = TrainingConfig(num_glimpses=given.glimpses, batch_size=batch_size, device=given.device)
-    return make_learner(RunConfig(agent=AgentConfig.of_size(size, 1000), training=training))
+    training = TrainingConfig(
+        num_glimpses=given.glimpses,
+        batch_size=batch_size,
+        device=given.device,
+        actor_objective=given.actor_objective,
+    )
+    return make_learner(RunConfig(agent=agent(size, given), training=training))
+
+
+def agent(size: str, given: argparse.Namespace) -> AgentConfig:
+    return AgentConfig.of_size(size, 1000, core=given.core, actor_width=given.actor_width)
 
 
 def table(given: argparse.Namespace) -> Any:
@@ -69,6 +79,8 @@ def table(given: argparse.Namespace) -> Any:
                 given.device,
                 num_batches=12 if from_files and given.device != "cpu" else 4,
                 from_files=from_files,
+                agent=agent(size, given),
+                actor_objective=given.actor_objective,
             )
             rows.append(dataclasses.asdict(speed))
             print(
@@ -97,7 +109,15 @@ def scaling(given: argparse.Namespace) -> Any:
             ):
                 if batch != most and glimpses != given.glimpses:
                     continue  # one line each way through the largest
-                speed = training_speed(size, batch, glimpses, given.device, num_batches=2)
+                speed = training_speed(
+                    size,
+                    batch,
+                    glimpses,
+                    given.device,
+                    num_batches=2,
+                    agent=agent(size, given),
+                    actor_objective=given.actor_objective,
+                )
                 rows.append(dataclasses.asdict(speed))
                 print(
                     f"{size:<6} batch {batch:>5} T {glimpses:>2} {speed.images_per_second:>8.1f} img/s "
@@ -197,6 +217,9 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="+", choices=tuple(PARTS))
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--core", default="reencoding", choices=CORES)
+    parser.add_argument("--actor-width", type=int, default=2048)
+    parser.add_argument("--actor-objective", default="actor-critic", choices=ACTOR_OBJECTIVES)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "small"])
     parser.add_argument("--batches", nargs="+", type=int, default=[600, 1024], help="one a size")
     parser.add_argument("--glimpses", type=int, default=21)

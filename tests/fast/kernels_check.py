@@ -1,6 +1,7 @@
 """Run with TRITON_INTERPRET=1: every kernel, in Triton's interpreter, against the plain operations."""
 
 import copy
+import dataclasses
 
 import torch
 
@@ -76,3 +77,25 @@ for name, parameter in fused.core.named_parameters(prefix="core"):
     assert (name in in_part) == (".mlp." not in name and parameter.grad is not None), name
     if name in in_part:
         torch.testing.assert_close(in_part[name], parameter.grad)
+
+# a causal core: all steps in one pass
+causal = Agent(dataclasses.replace(agent.config, core="causal")).train()
+fused = copy.deepcopy(causal)
+for steps in (1, 5):
+    locations = torch.stack([torch.randperm(16)[:steps] for _ in range(BATCH)])
+    glimpses = causal.grid.cut(torch.randn(BATCH, 3, 32, 32), locations)
+    masks, found = causal.sample_drop_path(BATCH), []
+    for one in (causal, fused):
+        kernels.usable = lambda x, on=one is fused: on
+        looker = fuse(one) if one is fused else one
+        states = torch.stack([each.state for each in looker.believe_all(glimpses, locations, masks)])
+        states.square().sum().backward()
+        found.append(
+            {"states": states.detach()} | {n: p.grad for n, p in one.named_parameters() if p.grad is not None}
+        )
+        one.zero_grad(set_to_none=True)
+    assert found[0].keys() == found[1].keys()
+    for name, wanted in found[0].items():
+        torch.testing.assert_close(
+            found[1][name], wanted, atol=1e-3, rtol=1e-3, msg=lambda text, at=name: f"causal {at}: {text}"
+        )

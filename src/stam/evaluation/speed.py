@@ -68,6 +68,7 @@ def training_speed(
     from_files: bool = False,
     agent: AgentConfig | None = None,
     num_ops: int = 2,
+    actor_objective: str = "actor-critic",
 ) -> TrainingSpeed:
     """Trains on random images for a few batches, teacher and optimiser included, and times them.
 
@@ -81,11 +82,18 @@ def training_speed(
         from_files: Whether images are read from files and augmented; otherwise they are on the device.
         agent: The agent to time, instead of the paper's of that size.
         num_ops: Operations of RandAugment for each image, where images are read from files.
+        actor_objective: How the actor learns.
     """
     config = RunConfig(
         agent=agent or AgentConfig.of_size(size, 1000),
         data=DataConfig("files", check=False, augment=AugmentConfig(num_ops=num_ops)),
-        training=TrainingConfig(num_glimpses=num_glimpses, batch_size=batch_size, device=device, fast=fast),
+        training=TrainingConfig(
+            num_glimpses=num_glimpses,
+            batch_size=batch_size,
+            device=device,
+            fast=fast,
+            actor_objective=actor_objective,
+        ),
     )
     held = _memory_held()
     with _folder_of_images(config, from_files) as folder:

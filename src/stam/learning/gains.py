@@ -21,8 +21,6 @@ from stam.model.policy import Decision, SampledPolicy, Scorer, Seen, State
 from stam.model.randomness import Randomness, random_source
 from stam.shapes import Bool, Float, Int
 
-TEMPERATURE = 0.1  # of the softmax of gains, in nats
-
 
 class ExploringPolicy(SampledPolicy):
     """Draws locations as the learned policy does in training, but not for the actor to learn from."""
@@ -78,10 +76,10 @@ def try_locations(
     # drawn for all: several processes draw the same
     num_glimpses = 1 + random_source(generator).integers(num_steps - 1, count, device)[::every]
     samples = torch.arange(0, count, every, device=device)
-    looked_at = F.one_hot(path.locations[::every], grid.num_locations).bool()  # (tried, T, L)
+    every_location = torch.arange(grid.num_locations, device=device)
     is_before = torch.arange(num_steps, device=device) < num_glimpses[:, None]
-    seen = (looked_at & is_before[..., None]).any(dim=1)
-    locations = torch.arange(grid.num_locations, device=device).expand(seen.shape)
+    seen = ((path.locations[::every, :, None] == every_location) & is_before[..., None]).any(dim=1)
+    locations = every_location.expand(seen.shape)
     memory = path.memory if every == 1 else path.memory.select(samples)
     glimpses = grid.cut(images, locations, samples)
     belief = agent.believe_each(memory, num_glimpses, glimpses, locations)
@@ -96,7 +94,10 @@ def _distance(belief: Belief, labels: Tensor, log_q: Tensor) -> Float[Tensor, " 
 
 
 def actor_loss(actor: Scorer, beliefs: Sequence[Belief], gains: Gains) -> Tensor:
-    """Returns the cross-entropy between the actor's choice and the softmax of the gains.
+    """Returns how wrong the actor predicts the gains: the mean squared error, in nats.
+
+    What it says of a location is trained to be the gain beyond the mean of all unseen ones. So the location
+    it rates highest is the one with the largest gain that can be expected.
 
     Args:
         actor: Rates locations.
@@ -106,7 +107,7 @@ def actor_loss(actor: Scorer, beliefs: Sequence[Belief], gains: Gains) -> Tensor
     states = torch.stack([belief.state for belief in beliefs], dim=1)  # (B, T, 2 D)
     state = states[gains.samples, gains.num_glimpses - 1]
     locations = torch.arange(gains.seen.shape[1], device=gains.seen.device).expand(gains.seen.shape)
-    logits = actor(state, locations).float().masked_fill(gains.seen, -torch.inf)
-    goal = (gains.values / TEMPERATURE).masked_fill(gains.seen, -torch.inf).softmax(dim=1)
-    log_probabilities = logits.log_softmax(dim=1).masked_fill(gains.seen, 0)
-    return -(goal * log_probabilities).sum(dim=1).mean()
+    count = (~gains.seen).sum(dim=1, keepdim=True).clamp_min(1)
+    mean = gains.values.masked_fill(gains.seen, 0).sum(dim=1, keepdim=True) / count
+    errors = (actor(state, locations).float() - (gains.values - mean)).square().masked_fill(gains.seen, 0)
+    return (errors.sum(dim=1, keepdim=True) / count).mean()

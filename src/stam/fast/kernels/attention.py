@@ -22,17 +22,23 @@ WARPS = {"forward": {32: 1, 64: 4, 128: 8}, "backward": {32: 1, 64: 4, 128: 4}}
 
 
 @triton.jit
-def _exponentials(query, key, tokens, rows, scale):
-    """Returns what softmax divides by its sum, (block, block), zero beyond the last token, and that sum."""
+def _exponentials(query, key, mask, tokens, rows, scale, block: tl.constexpr, masked: tl.constexpr):
+    """Returns what softmax divides by its sum, (block, block), zero where nothing is seen, and that sum."""
     scores = tl.dot(query, tl.trans(key))
     scores = tl.where(rows[None, :] < tokens, scores, float("-inf"))
+    if masked:  # rows beyond the last token see the first, lest one be empty
+        is_seen = tl.load(mask + rows[:, None] * block + rows[None, :]) != 0
+        scores = tl.where(is_seen, scores, float("-inf"))
     scale *= 1.4426950408889634  # log2(e), for exp2
     weights = tl.exp2(scores * scale - (tl.max(scores, 1) * scale)[:, None])
     return weights, tl.sum(weights, 1)
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _attention(qkv, out, tokens, scale, heads: tl.constexpr, head_width: tl.constexpr, block: tl.constexpr):
+def _attention(
+    qkv, mask, out, tokens, scale,
+    heads: tl.constexpr, head_width: tl.constexpr, block: tl.constexpr, masked: tl.constexpr,
+):  # fmt: skip
     sample, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     rows, columns = tl.arange(0, block), tl.arange(0, head_width)
     stride = heads * head_width
@@ -42,7 +48,7 @@ def _attention(qkv, out, tokens, scale, heads: tl.constexpr, head_width: tl.cons
     query = tl.load(place, mask=real, other=0.0)
     key = tl.load(place + stride, mask=real, other=0.0)
     value = tl.load(place + 2 * stride, mask=real, other=0.0)
-    weights, total = _exponentials(query, key, tokens, rows, scale)
+    weights, total = _exponentials(query, key, mask, tokens, rows, scale, block, masked)
     mixed = tl.dot(weights.to(value.dtype), value) * (1 / total)[:, None]
     place = out + sample.to(tl.int64) * tokens * stride + head * head_width
     tl.store(place + rows[:, None] * stride + columns[None, :], mixed.to(value.dtype), mask=real)
@@ -50,8 +56,8 @@ def _attention(qkv, out, tokens, scale, heads: tl.constexpr, head_width: tl.cons
 
 @triton.jit(do_not_specialize=["tokens"])
 def _attention_backward(
-    qkv, dout, dqkv, sums, tokens, scale,
-    heads: tl.constexpr, head_width: tl.constexpr, block: tl.constexpr,
+    qkv, mask, dout, dqkv, sums, tokens, scale,
+    heads: tl.constexpr, head_width: tl.constexpr, block: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
     sample, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     rows, columns = tl.arange(0, block), tl.arange(0, head_width)
@@ -65,7 +71,7 @@ def _attention_backward(
     value = tl.load(qkv + start + inside + 2 * stride, mask=real, other=0.0)
     place = dout + sample.to(tl.int64) * tokens * stride + head * head_width
     dmixed = tl.load(place + rows[:, None] * stride + columns[None, :], mask=real, other=0.0)
-    weights, total = _exponentials(query, key, tokens, rows, scale)
+    weights, total = _exponentials(query, key, mask, tokens, rows, scale, block, masked)
     weights *= (1 / total)[:, None]
     dvalue = tl.dot(tl.trans(weights.to(value.dtype)), dmixed).to(value.dtype)
     tl.store(dqkv + start + inside + 2 * stride, dvalue, mask=real)
@@ -86,7 +92,9 @@ def fits(head_width: int, tokens: int) -> bool:
     return tokens <= MOST_TOKENS and head_width >= 16 and head_width & (head_width - 1) == 0
 
 
-def linear_attention(x: Tensor, weight: Tensor, bias: Tensor, num_heads: int) -> Tensor:
+def linear_attention(
+    x: Tensor, weight: Tensor, bias: Tensor, num_heads: int, mask: Tensor | None = None
+) -> Tensor:
     """Returns softmax(q k' / sqrt(d)) v of each head, with q, k and v from one linear layer.
 
     Args:
@@ -94,39 +102,55 @@ def linear_attention(x: Tensor, weight: Tensor, bias: Tensor, num_heads: int) ->
         weight: (3 width, width).
         bias: (3 width,).
         num_heads: See `fits`.
+        mask: Which tokens (rows) see which (columns); all by default.
     """
-    return _LinearAttention.apply(*in_half(x, weight, bias), num_heads)
+    tile = None if mask is None else _tile_of(mask)
+    return _LinearAttention.apply(*in_half(x, weight, bias), num_heads, tile)
+
+
+def _tile_of(mask: Tensor) -> Tensor:
+    """Returns a mask as large as the tile; rows beyond the last token see the first: none is empty."""
+    tokens, block = len(mask), _block(len(mask))
+    tile = mask.new_zeros((block, block), dtype=torch.int8)
+    tile[:tokens, :tokens] = mask
+    tile[tokens:, 0] = 1
+    return tile
 
 
 class _LinearAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, num_heads: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, num_heads: int, mask: Tensor | None
+    ) -> Tensor:
         qkv = torch.addmm(bias, x.flatten(0, 1), weight.t())
-        ctx.save_for_backward(x, weight, qkv)
+        ctx.save_for_backward(x, weight, qkv, mask)
         ctx.num_heads = num_heads
-        return attention(qkv, x.shape[0], num_heads)
+        return attention(qkv, x.shape[0], num_heads, mask)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, qkv = ctx.saved_tensors
-        dqkv, parts = attention_backward(qkv, dout.contiguous(), ctx.num_heads)
+        x, weight, qkv, mask = ctx.saved_tensors
+        dqkv, parts = attention_backward(qkv, dout.contiguous(), ctx.num_heads, mask)
         dweight = dqkv.t() @ x.flatten(0, 1)
         dbias = add_up(parts, weight.dtype)
-        return (dqkv @ weight).view_as(x), dweight, dbias, None
+        return (dqkv @ weight).view_as(x), dweight, dbias, None, None
 
 
-def attention(qkv: Tensor, batch: int, num_heads: int) -> Tensor:
+def attention(qkv: Tensor, batch: int, num_heads: int, mask: Tensor | None = None) -> Tensor:
     """Returns the mixed values (B, tokens, width) of projected rows (B tokens, 3 width)."""
     tokens, width = qkv.shape[0] // batch, qkv.shape[1] // 3
     out, block = qkv.new_empty(batch, tokens, width), _block(tokens)
     head = width // num_heads
     _attention[(batch * num_heads,)](
-        qkv, out, tokens, head**-0.5, num_heads, head, block, num_warps=WARPS["forward"][block]
-    )
+        qkv, qkv if mask is None else mask, out, tokens, head**-0.5,
+        num_heads, head, block, mask is not None, num_warps=WARPS["forward"][block],
+    )  # fmt: skip
     return out
 
 
-def attention_backward(qkv: Tensor, dout: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+def attention_backward(
+    qkv: Tensor, dout: Tensor, num_heads: int, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Returns the gradient of the projected rows, laid out like them, and its sums over rows in parts.
 
     The parts, one a sample, are to be added up.
@@ -136,8 +160,9 @@ def attention_backward(qkv: Tensor, dout: Tensor, num_heads: int) -> tuple[Tenso
     sums = torch.empty((batch, 3 * width), device=qkv.device)
     head = width // num_heads
     _attention_backward[(batch * num_heads,)](
-        qkv, dout, dqkv, sums, tokens, head**-0.5, num_heads, head, block, num_warps=WARPS["backward"][block]
-    )
+        qkv, qkv if mask is None else mask, dout, dqkv, sums, tokens, head**-0.5,
+        num_heads, head, block, mask is not None, num_warps=WARPS["backward"][block],
+    )  # fmt: skip
     return dqkv, sums
 
 
