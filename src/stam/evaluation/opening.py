@@ -57,12 +57,18 @@ class Opened:
 
     def store(self, threshold: float, temperature: float, policy: str) -> None:
         """Keeps a fitted threshold and temperature with the weights, and the policy they hold for."""
-        self.require_own()
+        self.require_keeps(policy)
         fitted = self.agent.configure(threshold=threshold, temperature=temperature, policy=policy)
         save_agent(fitted, self.agent_path)
 
-    def require_own(self) -> None:
-        """Raises where the agent is not to be changed."""
+    def require_keeps(self, policy: str) -> None:
+        """Raises where the agent is not to be changed, or not for this policy."""
+        own = self.agent.facts.policy
+        learned = own.startswith("learned") and policy.startswith("learned")
+        require(
+            policy == own or learned,
+            f"--store keeps what is fitted for the agent's own policy, {own}: leave out --policy {policy}",
+        )
         if self.is_borrowed:
             raise StamError(
                 f"'{self.name}' is not changed, since it ships with the package or comes from the hub: leave "
