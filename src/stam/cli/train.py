@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from stam.cli import zoo
 from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
 from stam.cli.processes import processes
@@ -60,8 +61,11 @@ class Arguments:
 
 
 def run(arguments: list[str]) -> None:
-    """Trains an agent, or goes on with a run."""
+    """Trains an agent or a system of the zoo, or goes on with a run."""
     positionals, options = split_positionals(arguments, most=2)
+    if zoo.is_meant(positionals, options):
+        zoo.train(positionals, options)
+        return
     refuse(options, ("--num-classes", "--labels"), "the classes come from the data")
     refuse(options, ("--path",), "name the data after the recipe")
     recipe, path = choose_recipe(positionals, wants_help(options) or "--resume" in options)
@@ -69,7 +73,7 @@ def run(arguments: list[str]) -> None:
     if path is not None:
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, path=path))
     default = Arguments(**{field.name: getattr(base, field.name) for field in dataclasses.fields(RunConfig)})
-    about = recipes_and_data(in_full="--help-all" in options)
+    about = f"{recipes_and_data(in_full='--help-all' in options)}\n\n{zoo.ABOUT}"
     parsed = parse(Arguments, "train", options, default, about, SHOWN)
     out = require_out(parsed.out, "stam train digits --out RUN")
     loggers = (tensorboard_logger(out),) if parsed.tensorboard else ()

@@ -185,7 +185,7 @@ def aspects(evaluation: Evaluation) -> dict[str, str]:
     agent, training = config.get("agent", {}), config.get("training", {})
     found = {"policy": evaluation.policy}
     if "system" in config:
-        found["system"] = config["system"]["name"]
+        found["system"] = config["name"]
     if evaluation.grid is not None:
         height, width = evaluation.grid.glimpse_size
         found["glimpse"] = str(height) if height == width else f"{height}x{width}"

@@ -28,7 +28,7 @@ from stam.data import SplitRecord, load_record, save_record
 from stam.errors import StamError
 from stam.files import make_folder, save_content, write_atomically
 from stam.learning.distributed import is_distributed
-from stam.settings import RunConfig
+from stam.settings import DataConfig, RunConfig
 from stam.weights.locate import RUN_FILE, FoundAgent
 
 try:
@@ -93,8 +93,8 @@ class RunFolder:
         """Where the metrics are."""
         return self.path / "metrics.jsonl"
 
-    def write_record(self, recipe: str, config: RunConfig, split: SplitRecord) -> None:
-        """Writes what the run is, before it begins."""
+    def write_record(self, recipe: str, config: Any, split: SplitRecord) -> None:
+        """Writes what the run is, before it begins: a `RunConfig`, or that of a system of the zoo."""
         record = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -116,6 +116,10 @@ class RunFolder:
     def config(self) -> RunConfig:
         """Reads the run's configuration."""
         return from_plain(RunConfig, self.record()["config"])
+
+    def data_config(self) -> DataConfig:
+        """Reads what the run was trained on, whatever was trained."""
+        return from_plain(DataConfig, self.record()["config"]["data"])
 
     def split(self) -> SplitRecord | None:
         """Reads which images train and which validate."""
