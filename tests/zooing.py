@@ -52,8 +52,8 @@ def glyphs(count: int = 48) -> tuple[np.ndarray, np.ndarray]:
     return shapes[labels], labels
 
 
-def glyph_scenes() -> ClutteredScenes:
-    scenes = ClutteredScenes(*glyphs(), scene_size=24, num_pieces=1, piece_size=4)
+def glyph_scenes(count: int = 48) -> ClutteredScenes:
+    scenes = ClutteredScenes(*glyphs(count), seed=count, scene_size=24, num_pieces=1, piece_size=4)
     scenes.classes = ("x", "o", "s")
     return scenes
 

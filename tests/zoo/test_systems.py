@@ -15,6 +15,7 @@ from stam.settings import DataConfig
 from stam.zoo import SYSTEMS, build, check_looker, load_system, require_system, save_system
 from stam.zoo.sensing import crop, crop_boxes, crops, grid_places, inside, pyramid, retina, retina_boxes
 from stam.zoo.system import Stage
+from stam.zoo.template import Template, TemplateConfig
 from stam.zoo.training import SystemLearner, ZooConfig, ZooTraining, accuracy, stage_ends
 
 
@@ -66,25 +67,25 @@ def make_learner(system, batches_a_stage: int, lr: float = 1e-3) -> SystemLearne
     return learner
 
 
-LEARNS = {  # batches of each stage, learning rate, and how much better than a guess it must get
-    "ram": (150, 3e-3, 0.6),
-    "dram": (80, 2e-3, 0.6),
-    "gfnet": (60, 2e-3, 0.6),
-    "saccader": (60, 2e-3, 0.6),
-    "tnet": (80, 2e-3, 0.6),
-    "stn": (80, 2e-3, 0.6),
-    "patchdrop": (60, 2e-3, 0.6),
+LEARNS = {  # batches of each stage
+    "ram": 150,
+    "dram": 70,
+    "gfnet": 25,
+    "saccader": 20,
+    "tnet": 50,
+    "stn": 60,
+    "patchdrop": 15,
 }
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_learns(name):
-    count, rate, goal = LEARNS[name]
+    """After a few batches it is clearly better than a guess, 1 in 3, on scenes it has not seen."""
     system, scenes = small(name), glyph_scenes()
-    learner = make_learner(system, count, rate)
-    for number in range(count * len(system.stages)):
+    learner = make_learner(system, LEARNS[name], lr=2e-3)
+    for number in range(learner.ends[-1]):
         learner.train_batch(Place(0, number, False), scenes.paint(np.arange(48), epoch=number))
-    assert accuracy(system, scenes, learner.config, 48)[-1] > goal
+    assert accuracy(system, glyph_scenes(240), learner.config, 240)[-1] > 0.45
 
 
 # the counts of the paper's Table 1, for the configurations it names
@@ -165,7 +166,8 @@ def test_who_classifies_from_glimpses_alone_does(name):
         hidden[max(0, int(top) - 1) : int(bottom) + 2, max(0, int(left) - 1) : int(right) + 2] = False
     changed = images.masked_fill(hidden, 0.5)
     if name == "saccader":
-        picked = system.visit(system.attend(system.represent(system.prepared(images))[0]), 2, "learned", RandomSource())
+        features, _ = system.represent(system.prepared(images))
+        picked = system.visit(system.attend(features), 2, "learned", RandomSource())
         system.visit = lambda *given: picked
     torch.testing.assert_close(system.look(changed, 2).logits, trace.logits)
     assert hidden.any()
@@ -275,3 +277,15 @@ def test_the_checker_finds_what_is_wrong():
         check_looker(Ahead())
     with pytest.raises(StamError, match="needs facts"):
         check_looker(object())
+
+
+def test_the_template_is_a_system():
+    config = TemplateConfig(
+        num_classes=3, image_size=24, grey=True, glimpse_size=8, num_glimpses=3, backbone="conv"
+    )
+    system = Template(config).eval()
+    check_looker(system)
+    images, labels = torch.randn(4, 1, 24, 24), torch.tensor([0, 1, 2, 0])
+    losses = system.losses("together", images, labels, RandomSource(torch.Generator().manual_seed(0)))
+    sum(losses.values()).backward()
+    assert system.classifier.weight.grad is not None

@@ -178,7 +178,7 @@ def _whole_scenes(
     if not views:
         return
     facts = looker.facts
-    pixels = torch.stack([torch.from_numpy(view) for _, view in views]).permute(0, 3, 1, 2)
+    pixels = torch.from_numpy(np.stack([view for _, view in views])).permute(0, 3, 1, 2)
     images = normalise(pixels, facts.mean, facts.std)
     most = facts.most_glimpses if given.max_glimpses is None else given.max_glimpses
     trace = looker.look(images, most, policy=given.policy, generator=generator)
