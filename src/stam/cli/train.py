@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> None:
     if path is not None:
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, path=path))
     default = Arguments(**{field.name: getattr(base, field.name) for field in dataclasses.fields(RunConfig)})
-    about = f"{recipes_and_data(in_full='--help-all' in options)}\n\n{zoo.ABOUT}"
+    about = recipes_and_data(in_full="--help-all" in options)
     parsed = parse(Arguments, "train", options, default, about, SHOWN)
     out = require_out(parsed.out, "stam train digits --out RUN")
     loggers = (tensorboard_logger(out),) if parsed.tensorboard else ()

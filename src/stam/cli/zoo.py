@@ -18,11 +18,6 @@ from stam.weights.locate import NOTHING
 from stam.zoo import SYSTEMS, require_system
 from stam.zoo.training import ZooConfig, ZooTraining, begin, default_config, is_zoo_run, read_config, resume
 
-ABOUT = (
-    f"RECIPE may also be another hard-attention system: {', '.join(SYSTEMS)} (docs/zoo.md); stam train "
-    "SYSTEM --help lists its settings. DATA may then be digits in an .npz file, made into cluttered scenes."
-)
-
 
 def is_meant(positionals: list[str], options: list[str]) -> bool:
     """Tells whether a system of the zoo is named, or a run of one is to be resumed."""

@@ -126,7 +126,7 @@ class Saccader(System):
             place = chances.argmax(dim=1) if way == LEARNED else sample(chances, random)
             score = score + logits.log_softmax(dim=1).gather(1, place[:, None]).squeeze(1)
             picked.append(place)
-            visited = visited + F.one_hot(place, visited.shape[1])
+            visited = visited.scatter(1, place[:, None], 1.0)
         return torch.stack(picked, dim=1), score
 
     def losses(
@@ -143,7 +143,7 @@ class Saccader(System):
             visited, each = torch.zeros_like(truth), []
             for place in order.unbind(dim=1):
                 each.append(F.cross_entropy(self.rate(attended, visited), place))
-                visited = visited + F.one_hot(place, visited.shape[1])
+                visited = visited.scatter(1, place[:, None], 1.0)
             return {"order": torch.stack(each).mean()}
         places, score = self.visit(attended, count, "drawn", random)
         answer = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[2])).mean(dim=1)

@@ -58,14 +58,16 @@ def retina_boxes(
 
 def crop_boxes(places: Places, side: float, image_size: tuple[int, int]) -> Boxes:
     """Returns the boxes of squares of some pixels of the scene around places."""
-    half = places.new_tensor([side / size / 2 for size in image_size])
     centres = (places + 1) / 2
+    half = torch.stack([torch.full_like(places[:, 0], side / size / 2) for size in image_size], dim=1)
     return torch.cat((centres - half, centres + half), dim=1)
 
 
 def inside(places: Places, side: int, image_size: tuple[int, int]) -> Places:
     """Brings places in -1..1 to where a crop of some pixels lies wholly in the scene."""
-    return places * places.new_tensor([1 - side / size for size in image_size])
+    # numbers, not a tensor made of them: while a CUDA graph is captured nothing may come from the host
+    each = (places[..., axis] * (1 - side / size) for axis, size in enumerate(image_size))
+    return torch.stack(list(each), dim=-1)
 
 
 def shrunk(images: Tensor, size: int | tuple[int, int]) -> Tensor:

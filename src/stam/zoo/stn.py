@@ -98,7 +98,9 @@ class Stn(System):
         if not self.config.sampler:
             seen = shrunk(images, self.config.sampled_size)
         else:
-            seen = F.grid_sample(images, self.grid(self.map(images)).to(images.dtype), align_corners=True)
+            saliency = self.map(images)
+            with torch.autocast(images.device.type, enabled=False):  # bfloat16 is too coarse for places
+                seen = F.grid_sample(images, self.grid(saliency), align_corners=True)
         return self.classifier(self.task(seen)).float()
 
     def losses(

@@ -152,7 +152,7 @@ def begin(config: ZooConfig, out: str | Path, loggers: tuple[MetricLogger, ...] 
     system = start(config)
     folder = RunFolder.create(out)
     folder.write_record(config.name, config, splits.record)
-    return _train(folder, config, system, splits, False, loggers)
+    return train_system(folder, config, system, splits, False, loggers)
 
 
 def resume(out: str | Path, loggers: tuple[MetricLogger, ...] = ()) -> System:
@@ -161,7 +161,7 @@ def resume(out: str | Path, loggers: tuple[MetricLogger, ...] = ()) -> System:
     config = read_config(folder)
     choose_device(config.training.device)
     splits = open_data(config.data, folder.split())
-    return _train(folder, config, start(config), splits, True, loggers)
+    return train_system(folder, config, start(config), splits, True, loggers)
 
 
 def is_zoo_run(out: str | Path) -> bool:
@@ -203,14 +203,15 @@ def start(config: ZooConfig) -> System:
     return system
 
 
-def _train(
+def train_system(
     folder: RunFolder,
     config: ZooConfig,
     system: System,
     splits: Splits,
-    resumed: bool,
-    loggers: tuple[MetricLogger, ...],
+    resumed: bool = False,
+    loggers: tuple[MetricLogger, ...] = (),
 ) -> System:
+    """Trains a system that was built, on scenes that were opened, in a run folder that was begun."""
     training = config.training
     learner = SystemLearner(config, system, len(splits.train), splits.val)
     train_scenes: Scenes = splits.train
@@ -241,6 +242,7 @@ class SystemLearner(Learner):
         self.ends = stage_ends(system.stages, self.plan.num_batches())
         size, facts = config.system.image_size, system.facts
         self.augment = Augment(config.data.augment, size, facts.mean, facts.std)
+        self._as_they_are = config.data.augment == AugmentConfig.off()
         self.precision = precision_of(system, training.precision)
         self.rates = {name: torch.zeros((), device=self.device) for name in ("backbone", "rest")}
         self.meter = Meter()
@@ -298,7 +300,7 @@ class SystemLearner(Learner):
     def _images(self, raw: RawBatch, seed: tuple[int, int, int]) -> Tensor:
         images = raw.images.to(self.device, non_blocking=True)
         facts = self.system.facts
-        if isinstance(self.val_scenes, ClutteredScenes):  # painted in its size, and never the same twice
+        if self._as_they_are and tuple(images.shape[2:]) == facts.image_size:
             return self.system.prepared(normalise(images, facts.mean, facts.std))
         return self.system.prepared(self.augment(images, raw.sizes, seed))
 
