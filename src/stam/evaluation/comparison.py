@@ -13,6 +13,7 @@ import numpy as np
 from stam.config import CORE_SIZES, from_plain, to_plain
 from stam.errors import StamError, did_you_mean, require, require_choice
 from stam.evaluation.results import Evaluation, Floats, floats, read_format
+from stam.zoo import TITLES
 
 FORMAT = "stam-comparison"
 VERSION = "1.0"
@@ -185,7 +186,7 @@ def aspects(evaluation: Evaluation) -> dict[str, str]:
     agent, training = config.get("agent", {}), config.get("training", {})
     found = {"policy": evaluation.policy}
     if "system" in config:
-        found["system"] = config["name"]
+        found["system"] = system_of(evaluation)
     if evaluation.grid is not None:
         height, width = evaluation.grid.glimpse_size
         found["glimpse"] = str(height) if height == width else f"{height}x{width}"
@@ -218,8 +219,17 @@ _WORDS = {
 _SPECIAL = {("consistency", "none"): "no consistency"}
 
 
+def system_of(evaluation: Evaluation) -> str:
+    """Returns which system was evaluated, as its paper writes it."""
+    config = evaluation.settings.get("config", {})
+    return TITLES.get(config.get("name", ""), config.get("name", "")) if "system" in config else "STAM"
+
+
 def names_of(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
-    """Names runs by the settings in which they differ, or else by their folders."""
+    """Names runs by their systems or the settings in which they differ, or else by their folders."""
+    systems = tuple(system_of(evaluation) for evaluation in evaluations)
+    if len(set(systems)) == len(systems) > 1:
+        return systems
     found = [aspects(evaluation) for evaluation in evaluations]
     keys = [key for key in found[0] if len({each.get(key) for each in found}) > 1]
     if keys and all(key in each for key in keys for each in found):
@@ -350,6 +360,9 @@ def table_rows(
             rows.append(TableRow("Teacher", note, None, True, None, low.pixels, low.top1))
     is_reference = published is None and accuracy is None and pixels is None
     for position, (evaluation, name) in enumerate(zip(evaluations, names, strict=True)):
+        if evaluation.grid is None:  # another system: as it is, with all of its looks
+            rows.append(_row(evaluation, name, evaluation.num_glimpses - 1, "all looks"))
+            continue
         if position == baseline and is_reference:
             rows.append(_row(evaluation, name, home, "reference"))
             continue

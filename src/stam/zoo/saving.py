@@ -17,7 +17,16 @@ from stam.zoo.system import System, SystemConfig
 FORMAT = "stam-zoo"
 FORMAT_VERSION = "1.0"
 
-SYSTEMS = ("ram", "dram", "gfnet", "saccader", "tnet", "stn", "patchdrop")  # one file each
+TITLES = {  # of the systems, one file each, as their papers write them
+    "ram": "RAM",
+    "dram": "DRAM",
+    "gfnet": "GFNet",
+    "saccader": "Saccader",
+    "tnet": "TNet",
+    "stn": "STN",
+    "patchdrop": "PatchDrop",
+}
+SYSTEMS = tuple(TITLES)
 
 
 def require_system(name: str) -> type[System]:

@@ -1,7 +1,7 @@
 """A system to copy: random crops of a scene, whose answers are averaged. See docs/zoo.md, "Add your own".
 
 It is no system of a paper and `stam train` does not know it: a new one is a file like this in `stam/zoo`,
-named as the system, with a class named as the file, and its name in `stam.zoo.saving.SYSTEMS`.
+named as the system, with a class named as the file, and its name in `stam.zoo.saving.TITLES`.
 """
 
 from dataclasses import dataclass
