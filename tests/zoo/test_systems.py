@@ -11,7 +11,7 @@ from stam.errors import ConfigError, StamError
 from stam.evaluation.comparison import PUBLISHED
 from stam.learning.loop import Place
 from stam.model.randomness import RandomSource
-from stam.settings import DataConfig
+from stam.settings import AugmentConfig, DataConfig
 from stam.zoo import SYSTEMS, build, check_looker, load_system, require_system, save_system
 from stam.zoo.sensing import crop, crop_boxes, crops, grid_places, inside, pyramid, retina, retina_boxes
 from stam.zoo.system import Stage
@@ -60,7 +60,9 @@ IDLE = {
 
 def make_learner(system, batches_a_stage: int, lr: float = 1e-3) -> SystemLearner:
     training = ZooTraining(epochs=1, batch_size=12, lr=lr, device="cpu", validation_images=48)
-    config = ZooConfig(system.name, system.config, DataConfig("x", resize_size=None), training)
+    config = ZooConfig(
+        system.name, system.config, DataConfig("x", resize_size=None, augment=AugmentConfig.off()), training
+    )
     learner = SystemLearner(config, system, 48, glyph_scenes())
     learner.batches_an_epoch = 10**6
     learner.ends = [batches_a_stage * (number + 1) for number in range(len(system.stages))]

@@ -6,15 +6,17 @@ import json
 import pytest
 import torch
 from images import make_image_folder
-from zooing import SMALL, glyph_file
+from zooing import SMALL, glyph_file, small
 
+import stam
 from stam.cli import main
-from stam.errors import StamError
+from stam.errors import StamError, WeightsError
 from stam.evaluation import load_evaluation
 from stam.learning import loop
 from stam.learning.loop import Interrupted
 from stam.learning.runs import RunFolder
-from stam.zoo import SYSTEMS, load
+from stam.weights import package_folder
+from stam.zoo import SYSTEMS, load, load_looker, load_system, save_system
 from stam.zoo.training import begin, default_config, read_config, resume
 
 OPTIONS = {  # the small settings as options, but for scenes of 60 pixels
@@ -116,6 +118,33 @@ def test_a_resumed_run_does_what_it_would_have_done(name, digits, tmp_path, monk
     assert (whole / "metrics.jsonl").read_text() == (parted / "metrics.jsonl").read_text()
     one, other = (load(folder).state_dict() for folder in (whole, parted))
     assert all(value.equal(other[key]) for key, value in one.items())
+
+
+def test_what_is_for_agents_alone_says_so(tmp_path, capsys):
+    save_system(small("ram"), tmp_path / "ram")
+    with pytest.raises(StamError, match="a system of the zoo, not an agent: stam.zoo.load opens it"):
+        stam.load(tmp_path / "ram")
+    assert run("serve", tmp_path / "ram") == 2
+    assert "a system of the zoo" in capsys.readouterr().err
+    agent = stam.load("digits")
+    assert load_looker(package_folder("digits")).config == agent.config
+
+
+def test_a_damaged_folder_is_named(tmp_path):
+    save_system(small("ram"), tmp_path / "ram")
+    record = json.loads((tmp_path / "ram/config.json").read_text())
+    for changed, message in (
+        (record | {"name": "rom"}, "did you mean 'ram'"),
+        (record | {"format": "stam-agent"}, "is a stam-agent, not a stam-zoo"),
+        (record | {"system": {"hiden_width": 3}}, "did you mean 'hidden_width'"),
+        (record | {"format_version": "2.0"}, "upgrade"),
+    ):
+        (tmp_path / "ram/config.json").write_text(json.dumps(changed))
+        with pytest.raises(WeightsError, match=message):
+            load_system(tmp_path / "ram")
+    (tmp_path / "ram/config.json").write_text("{")
+    with pytest.raises(WeightsError, match="is not a configuration of ours"):
+        load_system(tmp_path / "ram")
 
 
 def test_the_command_resumes_a_run_by_its_folder_alone(digits, tmp_path, capsys):

@@ -158,6 +158,11 @@ def _read_record(folder: Path, kind: str, part: str) -> dict[str, Any]:
         found, version = record["format"], str(record["format_version"])
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise WeightsError(f"'{file}' is not a configuration of ours: {error!r}") from error
+    if found == "stam-zoo":
+        raise WeightsError(
+            f"'{folder}' is a system of the zoo, not an agent: stam.zoo.load opens it, and stam evaluate, "
+            "compare, figures and predict take it"
+        )
     if found != kind:
         raise WeightsError(f"'{folder}' is a {found}, not a {kind}")
     if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:

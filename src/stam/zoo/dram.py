@@ -116,11 +116,13 @@ class Dram(System):
             answers.append(self.classifier(first[0]))
             if number + 1 < self.config.num_glimpses:
                 second = self.second(first[0].detach(), second)
+        scale = self.config.location_std**2
         reward = is_right(answers[-1], labels)[:, None]
         score, baseline = torch.stack(scores, dim=1), torch.stack(baselines, dim=1).float()
         return {
             "classification": torch.stack([F.cross_entropy(each.float(), labels) for each in answers]).mean(),
-            "policy": -(score * (reward - baseline.detach())).sum(dim=1).mean(),
+            # scaled so that a few large scores do not shorten all gradients; Adam does not see the scale
+            "policy": -scale * (score * (reward - baseline.detach())).sum(dim=1).mean(),
             "baseline": F.mse_loss(baseline, reward.expand_as(baseline)),
         }
 

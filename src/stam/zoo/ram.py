@@ -104,11 +104,13 @@ class Ram(System):
                 )
                 scores.append(gaussian_log_probability(places, means, std))
                 baselines.append(self.baseline(seen).squeeze(1))
+        scale = self.config.location_std**2
         reward = is_right(answers[-1], labels)[:, None]  # R = 1 or 0, after the last glimpse
         score, baseline = torch.stack(scores, dim=1), torch.stack(baselines, dim=1)
         return {
             "classification": torch.stack([F.cross_entropy(each, labels) for each in answers]).mean(),
-            "policy": -(score * (reward - baseline.detach())).sum(dim=1).mean(),
+            # scaled so that a few large scores do not shorten all gradients; Adam does not see the scale
+            "policy": -scale * (score * (reward - baseline.detach())).sum(dim=1).mean(),
             "baseline": F.mse_loss(baseline, reward.expand_as(baseline)),
         }
 
