@@ -9,6 +9,8 @@ The scene here is one of the service's own samples; put your sensor in the place
 import io
 import json
 import sys
+import time
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from PIL import Image
@@ -18,6 +20,20 @@ def call(method: str, url: str, body: bytes | None = None, kind: str = "applicat
     """Makes a request; an answer of 4xx is raised as urllib's HTTPError, its body says what was wrong."""
     with urlopen(Request(url, body, {"Content-Type": kind}, method=method), timeout=60) as answer:
         return answer.read()
+
+
+def post_glimpse(session: str, num_glimpses: int, pixels: bytes, attempts_left: int = 4) -> dict:
+    """Posts a glimpse, again where no answer comes: by `num_glimpses` the service knows one sent twice."""
+    try:
+        url = f"{session}/glimpses?num_glimpses={num_glimpses}"
+        return json.loads(call("POST", url, pixels, "image/png"))
+    except HTTPError:
+        raise  # an answer, if not the one hoped for
+    except OSError:  # no answer: refused, broken off, or too late
+        if attempts_left == 0:
+            raise
+        time.sleep(0.2)
+        return post_glimpse(session, num_glimpses, pixels, attempts_left - 1)
 
 
 def main(service: str) -> None:
@@ -34,9 +50,11 @@ def main(service: str) -> None:
 
     session = json.loads(call("POST", f"{service}/api/sessions", b"{}"))
     address, location = f"{service}/api/sessions/{session['id']}", session["location"]
+    num_glimpses = 0
     while True:
-        step = json.loads(call("POST", f"{address}/glimpses", sense(*location), "image/png"))
-        print(f"{step['num_glimpses']:2} at {location}: {step['label']}, {step['confidence']:.0%} sure")
+        step = post_glimpse(address, num_glimpses, sense(*location))
+        num_glimpses = step["num_glimpses"]
+        print(f"{num_glimpses:2} at {location}: {step['label']}, {step['confidence']:.0%} sure")
         if step["stop"]:
             break
         location = step["location"]

@@ -3,7 +3,7 @@
     python experiments/subsets.py --data aid=aid/train imagenette=imagenette/train \
         --init deit_tiny.safetensors --out results.json --trials trials.json --processes 4
 
-A trial is {"name", "data", "images", "classes", "set": {"training": {..}, ..}}: the recipe for own images, with
+A trial is {"name", "data", "images", "classes", "set": {"training": {..}, ..}}: a recipe with
 changes, trained on that many images of that many classes. Accuracy is measured on up to 1,500 other images of
 the same folder, so the images of the results page choose nothing.
 """
@@ -76,10 +76,8 @@ def run_trial(trial: dict[str, Any], roots: dict[str, Path], init: str, work: Pa
     general = {"data": {"path": str(place / "images"), "check": False, "cache": True, "num_workers": 4}}
     config = changed(changed(base, {"init": init} | general), trial["set"])
     if "teacher_of" in trial:  # of an earlier trial on the same images
-        teacher = (
-            place.with_name(place.name.replace(trial["name"], trial["teacher_of"], 1)) / "run" / "teacher"
-        )
-        config = changed(config, {"teacher": str(teacher)})
+        earlier = place.with_name(place.name.replace(trial["name"], trial["teacher_of"], 1))
+        config = changed(config, {"teacher": str(earlier / "run" / "teacher")})
     began = time.monotonic()
     agent = experiment.begin(config, place / "run")
     seconds = time.monotonic() - began

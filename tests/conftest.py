@@ -22,6 +22,12 @@ def _alike() -> None:
     torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch) -> None:
+    """Nothing is remembered from an earlier test, or left in the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
 @pytest.fixture
 def agent() -> stam.Agent:
     built = stam.Agent(tiny_config())

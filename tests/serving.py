@@ -5,10 +5,8 @@ import threading
 import time
 import zlib
 
-import uvicorn
-
-from stam.web import Service, create_app
-from stam.web.server import listen
+from stam.web import Service
+from stam.web.server import build_server, listen
 
 
 def bomb(width=60_000, height=60_000) -> bytes:
@@ -26,13 +24,11 @@ def bomb(width=60_000, height=60_000) -> bytes:
 class RunningServer:
     """The service behind a real socket, as `stam serve` runs it."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, **settings) -> None:
         self.listener = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        config = uvicorn.Config(
-            create_app(service), log_level="critical", timeout_graceful_shutdown=1, timeout_keep_alive=120
-        )
-        self.server = uvicorn.Server(config)
+        quiet = {"log_level": "critical", "timeout_graceful_shutdown": 1, "timeout_keep_alive": 120}
+        self.server = build_server(service, **(quiet | settings))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
 
     def __enter__(self) -> str:

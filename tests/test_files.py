@@ -3,14 +3,19 @@
 import ast
 import errno
 import os
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from agents import randomise, tiny_config
 
+import stam
 from stam import files
 from stam.errors import FileError, StamError
-from stam.files import make_folder, save_content, save_folder, write_atomically
+from stam.files import make_folder, recover, save_content, save_folder, write_atomically
+from stam.weights import save_agent
 
 PACKAGE = Path(__file__).parent.parent / "src" / "stam"
 
@@ -159,3 +164,107 @@ def test_no_other_module_writes_files_by_itself():
         }
         allowed = {"savefig"} if path.parent.name == "figures" else set()  # into memory
         assert path == Path(files.__file__) or not called & writers - allowed, path
+
+
+class KilledError(BaseException):
+    """The process is no more."""
+
+
+class Kill:
+    """Ends everything at the nth change of the disk under a folder: nothing after it takes place.
+
+    It listens to Python's audit events, which come before what they announce. There is no way to stop
+    listening, so one listener serves all tests.
+    """
+
+    EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.truncate")
+
+    def __init__(self) -> None:
+        self.folder, self.left = "", 0
+        sys.addaudithook(self.hear)
+
+    def hear(self, event: str, arguments: tuple) -> None:
+        if not self.folder or event not in self.EVENTS or not self.is_change(event, arguments):
+            return
+        self.left -= 1
+        if self.left < 0:
+            raise KilledError
+
+    def is_change(self, event: str, arguments: tuple) -> bool:
+        writes = event != "open" or bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        inside = any(str(part).startswith(self.folder) for part in arguments if isinstance(part, (str, Path)))
+        # what `rmtree` removes is named relative to an open folder
+        return writes and (inside or event in ("os.remove", "os.rmdir"))
+
+    @contextmanager
+    def at(self, folder: Path, change: int):
+        """Within it, everything up to the given change takes place."""
+        self.folder, self.left = str(folder), change
+        try:
+            yield
+        finally:
+            self.folder = ""
+
+
+KILL = Kill()
+OLD, NEW = ({"x": word, "y": word * 2, "z": word * 3} for word in ("old", "new"))
+
+
+def whole(folder: Path) -> dict[str, str]:
+    recover(folder)
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("existing", [True, False, None])
+def test_killed_at_any_change_of_the_disk_a_folder_is_old_or_new(tmp_path, existing):
+    outcomes = []
+    for change in range(100):
+        folder = tmp_path / str(change) / "best"
+        if existing:
+            save_folder(folder, OLD | {"mine": "notes"})
+            (folder / "figures").mkdir()
+        elif existing is None:
+            folder.mkdir(parents=True)
+        try:
+            with KILL.at(tmp_path / str(change), change):
+                save_folder(folder, NEW)
+        except KilledError:
+            ended = False
+        else:
+            ended = True
+        found = whole(folder) if folder.exists() else {}
+        mine = {"mine": "notes"} if existing else {}
+        assert found in (NEW | mine, (OLD if existing else {}) | mine), (change, found)
+        outcomes.append(found == NEW | mine)
+        assert existing is None or outcomes == sorted(outcomes)  # from one change on it is the new one
+        save_folder(folder, NEW)  # whatever was left is no hindrance
+        assert whole(folder) == NEW | mine and names(folder.parent) == ["best"]
+        assert not existing or names(folder) == ["figures", "mine", *NEW]
+        if ended:
+            break
+    assert ended and len(outcomes) >= 8 and not outcomes[0]
+    assert existing is False or sum(outcomes) > 3  # killed between two moves, it was completed
+
+
+def test_killed_while_an_agent_is_saved_it_is_the_old_or_the_new(tmp_path, agent):
+    """From the command that saves to the one that loads: weights never go with another's configuration."""
+    other = stam.Agent(tiny_config(threshold=0.123)).eval()
+    randomise(other, seed=9)
+    states = {}
+    for change in range(100):
+        folder = tmp_path / str(change) / "best"
+        save_agent(agent, folder)
+        ended = True
+        try:
+            with KILL.at(tmp_path / str(change), change):
+                save_agent(other, folder)
+        except KilledError:
+            ended = False
+        loaded = stam.load(folder.parent)
+        expected = other if loaded.config == other.config else agent
+        assert loaded.config == expected.config
+        assert loaded.core.head.weight.equal(expected.core.head.weight)
+        states[loaded.config.threshold] = change
+        if ended:
+            break
+    assert ended and set(states) == {0.123, agent.config.threshold}

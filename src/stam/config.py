@@ -1,8 +1,12 @@
 """What an agent is, as frozen dataclasses that check themselves and round-trip through JSON."""
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import math
+import re
+import reprlib
 import types
 import typing
 from collections.abc import Mapping
@@ -10,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from stam.errors import ConfigError, did_you_mean, require, require_choice
+from stam.files import parse_json
 from stam.scene.grid import Grid, Size
 from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD
 
@@ -34,6 +39,25 @@ def require_sensible_numbers(config: Any) -> None:
             require(0 <= value < 2**63, f"{name} must be from 0 to 2**63 - 1, got {value}")
 
 
+def is_writable(text: str) -> bool:
+    """Tells whether a text can be written as UTF-8; a file name of other bytes cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def require_timm_name(name: str) -> None:
+    """Raises unless a name is one of timm's own architectures: others fetch code or files from elsewhere."""
+    plain = re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_-]+)?", name) is not None
+    require(
+        plain,
+        f"timm model '{name}' is not the plain name of an architecture: use one such as resnet50 or "
+        "resnet50.a1_in1k, and load weights of your own with --init",
+    )
+
+
 def to_plain(value: Any) -> Any:
     """Turns a configuration into dictionaries, lists and numbers, ready for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -43,34 +67,93 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def from_plain(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Builds a configuration from a dictionary; an unknown key is an error that names the nearest one.
+def from_plain(cls: type[T], values: Any, where: str = "") -> T:
+    """Builds a dataclass from what a file says, and takes nothing on trust.
 
-    A class with a static method `upgraded` is given what an earlier version wrote, to bring it up to date.
+    Every value must be of the kind its field is declared as, numbers must be finite and fit in 64 bits, and
+    an unknown key is an error that names the nearest one. A class with a static method `upgraded` is given
+    what an earlier version wrote, to bring it up to date.
+
+    Args:
+        cls: The dataclass.
+        values: Dictionaries, lists, strings and numbers, as JSON has them.
+        where: The path to them, for an error.
+
+    Raises:
+        ConfigError: Something in it is unknown, missing, or not of its kind.
     """
+    called = where.rstrip(".") or "it"
+    require(isinstance(values, Mapping), f"{called} must be an object, got {_shown(values)}")
     upgraded = getattr(cls, "upgraded", None)
     values = values if upgraded is None else upgraded(values)
-    hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
-        require(key in names, f"unknown setting '{where}{key}': {did_you_mean(key, names)}")
-    built = {key: _restore(hints[key], value, f"{where}{key}.") for key, value in values.items()}
-    try:
-        return cls(**built)
-    except TypeError as error:
-        raise ConfigError(f"settings for {cls.__name__} are incomplete: {error}") from error
+        require(key in fields, f"unknown setting '{where}{key}': {did_you_mean(str(key), fields)}")
+    for name, field in fields.items():
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        require(name in values or not needed, f"{where}{name} is missing: {cls.__name__} needs it")
+    hints = typing.get_type_hints(cls)
+    return cls(**{key: _restore(hints[key], value, f"{where}{key}") for key, value in values.items()})
 
 
 def _restore(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
-        return from_plain(hint, value, where)
-    if isinstance(hint, types.UnionType) and isinstance(value, Mapping):
-        options = [option for option in typing.get_args(hint) if dataclasses.is_dataclass(option)]
-        return _restore(options[0], value, where) if options else value
-    if isinstance(value, list):
-        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
-        return tuple(_restore(inner, item, where) for item in value)
-    return value
+    """Returns a value as its field's type says, or raises."""
+    if isinstance(hint, types.UnionType):
+        return _restore_one_of(typing.get_args(hint), value, where)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_plain(hint, value, f"{where}.")
+    if typing.get_origin(hint) is tuple:
+        return _restore_tuple(typing.get_args(hint), value, where)
+    if typing.get_origin(hint) is dict:
+        require(isinstance(value, Mapping), f"{where} must be an object, got {_shown(value)}")
+        inner = typing.get_args(hint)[1]
+        return {str(key): _restore(inner, item, f"{where}.{key}") for key, item in value.items()}
+    require(_is_kind(hint, value), f"{where} must be {_KINDS.get(hint, hint)}, got {_shown(value)}")
+    return float(value) if hint is float else value
+
+
+def _restore_one_of(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    """Returns a value as the first type of a union that it can be, or raises as the last one does."""
+    if value is None and types.NoneType in options:
+        return None
+    options = tuple(option for option in options if option is not types.NoneType)
+    for option in options[:-1]:
+        with contextlib.suppress(ConfigError):
+            return _restore(option, value, where)
+    return _restore(options[-1], value, where)
+
+
+def _restore_tuple(inner: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    count = None if inner[-1] is Ellipsis else len(inner)
+    numbered = f"a list of {count}" if count is not None else "a list"
+    sound = isinstance(value, (list, tuple)) and count in (None, len(value))
+    require(sound, f"{where} must be {numbered}, got {_shown(value)}")
+    if count is None and inner[0] is str and all(type(item) is str for item in value):
+        return tuple(value)  # a list of names may have millions
+    hints = inner if count is not None else itertools.repeat(inner[0])
+    return tuple(
+        _restore(hint, item, f"{where}[{index}]")
+        for index, (hint, item) in enumerate(zip(hints, value, strict=False))
+    )
+
+
+_KINDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false"}
+_MOST = 2**63  # numbers that fit in 64 bits
+
+
+def _is_kind(hint: Any, value: Any) -> bool:
+    if hint is int:
+        return type(value) is int and abs(value) < _MOST
+    if hint is float:
+        is_whole = type(value) is int and abs(value) < _MOST
+        return is_whole or (type(value) is float and math.isfinite(value))
+    return hint is Any or type(value) is hint
+
+
+def _shown(value: Any) -> str:
+    """Returns a value for an error, in a few words."""
+    text = reprlib.repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True)
@@ -99,6 +182,8 @@ class AgentConfig:
         temperature: Divides the logits before the softmax at inference; 1 until calibrated.
         mean: Channel means the images were normalised with.
         std: Channel standard deviations the images were normalised with.
+        preprocess_size: What the shorter side of an image becomes before its centre is cropped to
+            `image_size`; none resizes straight to that. A training takes it from the data's `resize_size`.
         labels: Class names; without them a class is named by its number.
     """
 
@@ -120,6 +205,7 @@ class AgentConfig:
     temperature: float = 1.0
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    preprocess_size: int | None = None
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -151,11 +237,15 @@ class AgentConfig:
                 given == self.channels, f"{name} needs {self.channels} values, one a channel, got {given}"
             )
         require(all(value > 0 for value in self.std), f"std must be above 0, got {self.std}")
+        size = self.preprocess_size
+        require(size is None or size >= 1, f"preprocess_size must be at least 1 or none, got {size}")
         require(
             len(self.labels) in (0, self.num_classes),
             f"labels must name all {self.num_classes} classes or none, got {len(self.labels)}",
         )
         require(len(set(self.labels)) == len(self.labels), "labels must differ from each other")
+        unwritable = [label for label in self.labels if not is_writable(label)]
+        require(not unwritable, f"labels must be text that can be written, got {unwritable[:1]!r}")
 
     @property
     def grid(self) -> Grid:
@@ -173,6 +263,7 @@ class AgentConfig:
         values = dict(values)
         handover, mirrored = values.pop("handover", None), values.pop("mirrored", False)
         require(not mirrored, "the agent looks at mirrored glimpses too, which versions after 0.1 do not")
+        require(handover is None or type(handover) is int, "handover must be a whole number or none")
         if handover is not None and values.get("policy", "learned") == "learned":
             values["policy"] = f"learned:{handover}"
         return values
@@ -191,4 +282,4 @@ class AgentConfig:
     @classmethod
     def from_json(cls, text: str) -> "AgentConfig":
         """Reads the configuration back from JSON."""
-        return from_plain(cls, json.loads(text))
+        return from_plain(cls, parse_json(text, "the configuration"))

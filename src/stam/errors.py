@@ -23,7 +23,7 @@ class WeightsError(StamError):
 
 
 class FileError(StamError):
-    """A file or folder that could not be written; what was there before is kept."""
+    """A file or folder that could not be read or written; what was there before is kept."""
 
 
 class SensorError(StamError):

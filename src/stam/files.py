@@ -1,17 +1,25 @@
 """Every file of ours is written here: beside its place first, then moved there, so it is never half written.
 
+JSON is read here too: a damaged file is named, and never a traceback.
+
 An interrupted write, a full disk or a missing permission leaves what was there before. A temporary name is
 `.NAME.writing`; where a process was killed in the middle, the next write to the same place reuses it.
 """
 
 import errno
+import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from stam.errors import FileError
+
+WRITING = ".stam-writing"  # in a folder that is being saved to: what is not whole yet
+COMMITTED = ".stam-new"  # likewise: what is whole, and valid instead of the files beside it
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -42,31 +50,102 @@ def save_content(path: str | Path, content: str | bytes) -> None:
 
 
 def save_folder(folder: str | Path, contents: Mapping[str, str | bytes]) -> None:
-    """Writes several files into a folder after all of them could be written.
+    """Writes several files as one: whoever opens the folder finds all of the old ones or all of the new.
 
-    A new folder appears with all its files at once. In one that exists, the files are replaced in the order
-    given and other files stay.
+    A new folder appears with all its files at once. In one that exists, they are written to a folder inside
+    it, and one rename of that makes them valid: from then on `recover`, which every opening of ours calls,
+    moves those into place that a process left there when it was killed. Other files stay.
 
     Args:
         folder: Where to; it is made where it does not exist.
         contents: Text or bytes by file name.
     """
     place = Path(folder).resolve()
-    temporary = _beside(place)
-    shutil.rmtree(temporary, ignore_errors=True)
+    exists = place.exists()
+    temporary = place / WRITING if exists else _beside(place)
+    recover(place)
     try:
         with _explained(folder):
+            if temporary.exists():
+                shutil.rmtree(temporary)
             temporary.mkdir(parents=True)
             for name, content in contents.items():
                 (temporary / name).write_bytes(content.encode() if isinstance(content, str) else content)
                 _sync(temporary / name)
-            if not place.exists():
-                temporary.rename(place)
-                return
-            for name in contents:
-                (temporary / name).replace(place / name)
+            _sync_folder(temporary)
+            temporary.rename(place / COMMITTED if exists else place)
+            _sync_folder(place if exists else place.parent)
+            _move_in(place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def recover(folder: str | Path) -> None:
+    """Completes what a process left undone that was killed in `save_folder`; mostly that is nothing."""
+    with suppress(OSError):  # somebody else does so in this moment, or nothing can be written here
+        _move_in(Path(folder))
+
+
+def _move_in(folder: Path) -> None:
+    """Moves files that are valid to their places."""
+    committed = folder / COMMITTED
+    if committed.is_dir():
+        for file in committed.iterdir():
+            with suppress(FileNotFoundError):  # somebody who came to read has moved it
+                file.replace(folder / file.name)
+        with suppress(FileNotFoundError):
+            committed.rmdir()
+
+
+def read_json(path: str | Path, what: str = "", most_bytes: int = 256 * 2**20) -> Any:
+    """Reads a JSON file.
+
+    Args:
+        path: The file; nothing but a regular file is opened.
+        what: What to call it in an error, before its path.
+        most_bytes: A larger file is refused.
+
+    Raises:
+        FileError: It cannot be read, or is not JSON.
+    """
+    path, called = Path(path), f"{what} '{path}'".strip()
+    try:
+        if not path.is_file():
+            raise FileError(f"cannot read {called}: it is not a file")
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except OSError as error:
+        raise FileError(f"cannot read {called}: {error.strerror or error}") from error
+    if len(content) > most_bytes:
+        raise FileError(f"cannot read {called}: it has more than {most_bytes >> 20} MB")
+    return parse_json(content, called)
+
+
+def parse_json(content: str | bytes, called: str) -> Any:
+    """Parses JSON; a number that is not finite is an error too.
+
+    Args:
+        content: The text.
+        called: What to call it in an error.
+
+    Raises:
+        FileError: It is not JSON.
+    """
+    try:
+        text = content.decode() if isinstance(content, bytes) else content
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError as error:
+        raise FileError(f"{called} is damaged: it is nested too deeply") from error
+    except ValueError as error:  # of JSON, of UTF-8, or a number of too many digits
+        raise FileError(f"{called} is damaged: {_first_line(error)}") from error
+
+
+def _finite(digits: str) -> float:
+    return float(digits) if math.isfinite(float(digits)) else _refuse(digits)
+
+
+def _refuse(number: str) -> float:
+    raise ValueError(f"{number} is not a finite number")
 
 
 def make_folder(folder: str | Path) -> None:
@@ -77,6 +156,16 @@ def make_folder(folder: str | Path) -> None:
         raise FileError(f"could not make the folder '{folder}': {error.strerror or error}") from error
 
 
+def cache_folder() -> Path:
+    """Returns the folder for what can be found out again: `stam` in `$XDG_CACHE_HOME`, or in `~/.cache`.
+
+    Raises:
+        RuntimeError: The user has no home.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "stam"
+
+
 def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.writing")
 
@@ -85,6 +174,16 @@ def _sync(path: Path) -> None:
     """Waits until a file's content is on the disk: a rename must not get there before it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Waits until the names in a folder are on the disk, where the system can do that."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

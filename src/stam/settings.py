@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stam.config import AgentConfig, require_sensible_numbers
+from stam.config import AgentConfig, require_sensible_numbers, require_timm_name
 from stam.errors import require, require_choice
 
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -99,11 +99,13 @@ class DataConfig:
     Attributes:
         path: `digits`, a folder of class folders, or tar shards.
         val_fraction: Share of the images held out, where the data has no split of its own.
+        test_fraction: Share of the images that is kept from training and validation, for `stam evaluate` to
+            report on; 0 where none is, or the data has a part `test` of its own.
         split_seed: Seed of that split; for digits, of the scenes.
         resize_size: Shorter side before the centre crop in evaluation; none resizes straight to size.
         decode_size: A shorter side above this is shrunk when decoding; none keeps every pixel.
         skip_unreadable: Leave out images that cannot be read, and count them, instead of refusing.
-        check: Decode every image once before the first batch.
+        check: Decode every image once before the first batch; what was found is remembered.
         cache: Keep decoded images in memory.
         num_workers: Processes that decode; none chooses by the machine.
         augment: What is done to a training image.
@@ -111,6 +113,7 @@ class DataConfig:
 
     path: str = "digits"
     val_fraction: float = 0.1
+    test_fraction: float = 0.0
     split_seed: int = 0
     resize_size: int | None = 256
     decode_size: int | None = 320
@@ -128,6 +131,7 @@ class DataConfig:
             "skip_unreadable needs every image to be checked: pass --check, or leave out --skip-unreadable",
         )
         require(0 < self.val_fraction < 1, f"val_fraction must be between 0 and 1, got {self.val_fraction}")
+        require(0 <= self.test_fraction < 1, f"test_fraction must be in [0, 1), got {self.test_fraction}")
         for name in ("resize_size", "decode_size"):
             given = getattr(self, name)
             require(given is None or given >= 1, f"{name} must be at least 1 or none, got {given}")
@@ -270,7 +274,8 @@ class TeacherConfig:
 
     Attributes:
         model: `deit` takes the architecture of `--init`; `timm:NAME` a timm model (extra `timm`).
-        epochs: Passes over the data.
+        epochs: Epochs; each shows a fresh random part of the data.
+        epoch_share: Share of the data an epoch shows.
         batch_size: Images in a batch.
         base_lr: Learning rate at batch 512.
         min_lr: Where the cosine ends.
@@ -290,6 +295,7 @@ class TeacherConfig:
 
     model: str = "deit"
     epochs: int = 100
+    epoch_share: float = 1.0
     batch_size: int = 1024
     base_lr: float = 5e-4
     min_lr: float = 1e-5
@@ -316,9 +322,13 @@ class TeacherConfig:
         for name in ("smoothing", "erasing", "drop_path"):
             given = getattr(self, name)
             require(0 <= given < 1, f"{name} must be in [0, 1), got {given}")
+        share = self.epoch_share
+        require(0 < share <= 1, f"epoch_share must be above 0 and at most 1, got {share}")
         require_choice("precision", self.precision, PRECISIONS)
-        known = self.model == "deit" or (self.model.startswith("timm:") and len(self.model) > 5)
-        require(known, f"model '{self.model}' is unknown: use deit, or timm:NAME")
+        if self.model != "deit":
+            known = self.model.startswith("timm:")
+            require(known, f"model '{self.model}' is unknown: use deit, or timm:NAME")
+            require_timm_name(self.model.removeprefix("timm:"))
 
     @staticmethod
     def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:

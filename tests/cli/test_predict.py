@@ -1,9 +1,13 @@
 import json
+import os
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import httpx
@@ -137,6 +141,37 @@ def test_a_runs_own_resize_is_used(agent_folder, tmp_path):
     assert open_agent(run)[1] == 27 and open_agent(run / "best")[1] == 27
 
 
+def test_file_names_that_are_not_text_are_shown(agent_folder, pictures, tmp_path):
+    odd = tmp_path / os.fsdecode(b"caf\xe9.png")
+    shutil.copy(pictures / "a.png", odd)
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(stam.__file__).parent.parent),
+        "PYTHONIOENCODING": "utf-8",
+    }
+    for option in ("--no-fast", "--json"):
+        command = [sys.executable, "-m", "stam", "predict", agent_folder, odd, option]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0 and r"caf\udce9.png" in done.stdout, done.stderr
+
+
+def test_preprocessing_belongs_to_the_weights(pictures, tmp_path, capsys):
+    from stam.cli.agents import open_agent
+    from stam.evaluation.opening import open_run
+
+    agent = stam.Agent(tiny_config(labels=("deep", "bee", "cat", "dog", "eel"), preprocess_size=40))
+    randomise(agent)
+    copied = tmp_path / "copied"
+    stam.weights.save_agent(agent.eval(), copied)
+    assert json.loads((copied / "config.json").read_text())["agent"]["preprocess_size"] == 40
+    assert open_agent(copied)[1] == 40 and open_agent(copied, 30)[1] == 30
+    assert open_run(copied, data=str(pictures)).resize_size == 40
+    own, asked, other = (
+        predict(capsys, copied, pictures, "--json", "--max-glimpses", "3", *options).out
+        for options in ((), ("--resize-size", "40"), ("--resize-size", "60"))
+    )
+    assert own == asked and own != other
+
+
 def test_serve_opens_a_page(agent_folder, pictures, monkeypatch, capsys):
     uvicorn = pytest.importorskip("uvicorn")
     servers = []
@@ -176,6 +211,31 @@ def test_the_example_of_a_slow_sensor_shows_time_saved(tmp_path, monkeypatch, ca
     given = ("--latency", "0.01", "--scenes", "2")
     said = run_example(monkeypatch, capsys, "slow_remote_sensor.py", tmp_path / "digits", *given)
     assert "saved" in said and said.count("glimpses, ") == 2
+
+
+def test_the_example_of_an_http_client_survives_lost_answers(agent_folder, monkeypatch, capsys):
+    from stam.web import Service
+
+    posts = []
+
+    def lossy(request, timeout):
+        answer = open_url(request, timeout=timeout)
+        if "/glimpses" in request.full_url:
+            posts.append(request.full_url)
+            if len(posts) % 3:
+                answer.close()
+                raise TimeoutError("the answer was lost on its way")
+        return answer
+
+    open_url = urllib.request.urlopen
+    monkeypatch.setattr(urllib.request, "urlopen", lossy)
+    with RunningServer(Service(stam.load(agent_folder))) as url:
+        said = run_example(monkeypatch, capsys, "http_client.py", url)
+    looks = re.findall(r"^ *(\d+) at (\[.*?\])", said, re.MULTILINE)
+    assert len(posts) == 3 * len(looks) and [int(number) for number, _ in looks] == [
+        number + 1 for number in range(len(looks))
+    ]
+    assert len({place for _, place in looks}) == len(looks)
 
 
 def test_the_example_of_an_http_client_runs(agent_folder, monkeypatch, capsys):

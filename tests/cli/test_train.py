@@ -70,6 +70,7 @@ def test_images_to_a_trained_agent_with_its_own_teacher(images, tmp_path, capsys
     }  # fmt: skip
     agent = stam.load(out)
     assert agent.labels == ("class0", "class1", "class2")
+    assert agent.config.preprocess_size == 36  # what --resize-size said
     metrics = lines(out / "metrics.jsonl")
     assert [line["epoch"] for line in metrics] == [0, 1, 2]
     assert {"tau", "lr/core", "lr/actor", "lr/critic", "loss/supervised", "loss/consistency"} <= set(
@@ -194,6 +195,8 @@ class TestMistakesBeforeTheFirstBatch:
         assert "come from the data" in fails(
             capsys, "train", "digits", "--out", tmp_path / "x", "--num-classes", "3"
         )
+        complaint = fails(capsys, "train", "digits", "--out", tmp_path / "x", "--preprocess-size", "3")
+        assert "--resize-size" in complaint
         complaint = fails(capsys, "train", "digits", "--out", tmp_path / "x", "--policy", "spirl")
         assert "did you mean 'spiral'" in complaint
         assert "one word too many" in fails(capsys, "train", "tiny", images, "oops", "--out", tmp_path / "x")

@@ -1,5 +1,7 @@
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,7 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import stam
 from stam.data import (
+    ImageFolder,
     Scenes,
     SplitRecord,
     Subset,
@@ -46,7 +50,7 @@ def test_a_folder_with_its_own_split(tmp_path: Path) -> None:
     assert splits.record.train == ()
 
 
-@pytest.mark.parametrize("val_name", ["valid", "validation", "test"])
+@pytest.mark.parametrize("val_name", ["valid", "validation"])
 def test_other_names_for_the_validation_part(tmp_path: Path, val_name: str) -> None:
     splits = open_scenes(
         make_tree(tmp_path, {"train/a": 2, "train/b": 2, f"{val_name}/a": 1, f"{val_name}/b": 1})
@@ -54,9 +58,45 @@ def test_other_names_for_the_validation_part(tmp_path: Path, val_name: str) -> N
     assert (len(splits.train), len(splits.val)) == (4, 2)
 
 
-def test_val_goes_before_test(tmp_path: Path) -> None:
-    splits = open_scenes(make_tree(tmp_path, {**SPLIT_TREE, "test/ant": 9, "test/cow": 9}))
-    assert len(splits.val) == 3
+def names(scenes: Scenes | None) -> set[str]:
+    assert isinstance(scenes, ImageFolder)
+    return set(scenes.names)
+
+
+def test_a_test_part_chooses_nothing(tmp_path: Path) -> None:
+    with_both = {"train/a": 8, "train/b": 8, "val/a": 2, "val/b": 2, "test/a": 5, "test/b": 5}
+    splits = open_scenes(make_tree(tmp_path / "both", with_both))
+    assert splits.test is not None and (len(splits.train), len(splits.val), len(splits.test)) == (16, 4, 10)
+    assert splits.record.num_test == 10 and splits.record.seed is None
+    without_val = {name: count for name, count in with_both.items() if "val" not in name}
+    root = make_tree(tmp_path / "test", without_val)
+    splits = open_scenes(root, val_fraction=0.25)
+    assert splits.test is not None and (len(splits.train), len(splits.val), len(splits.test)) == (12, 4, 10)
+    assert not names(splits.test) & (names(splits.val) | names(splits.train))
+    again = open_scenes(root, record=splits.record)
+    assert again.record == splits.record and names(again.test) == names(splits.test)
+    evaluated = open_for_evaluation(root, splits.train.classes, record=splits.record)
+    assert names(evaluated) == names(splits.test)
+    with pytest.raises(DataError, match="'test' has classes that 'train' lacks: 'cow'"):
+        open_scenes(make_tree(tmp_path / "other", {**SPLIT_TREE, "test/ant": 2, "test/cow": 2}))
+
+
+def test_a_test_part_can_be_split_off(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, {"a": 20, "b": 20})
+    splits = open_scenes(root, val_fraction=0.25, test_fraction=0.2)
+    assert splits.test is not None and (len(splits.train), len(splits.val), len(splits.test)) == (24, 8, 8)
+    assert len(names(splits.train) | names(splits.val) | names(splits.test)) == 40
+    again = open_scenes(root, record=splits.record)
+    assert names(again.test) == names(splits.test) and again.record == splits.record
+    evaluated = open_for_evaluation(root, splits.train.classes, record=splits.record)
+    assert names(evaluated) == names(splits.test)
+
+
+def test_a_run_that_validated_on_a_test_part_still_does(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, {"train/a": 8, "train/b": 8, "test/a": 5, "test/b": 5})
+    earlier = SplitRecord(("a", "b"), 16, 10, "not looked at", None)
+    splits = open_scenes(root, record=earlier)
+    assert (len(splits.train), len(splits.val), splits.test) == (16, 10, None)
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
@@ -240,3 +280,117 @@ def test_a_class_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
     spoil(root / "val/ant/000.png")
     with pytest.raises(DataError, match="no image of class 'ant' can be read, the first: cannot read"):
         check_images(val, skip_unreadable=True, progress=False)
+
+
+@pytest.fixture
+def decoded(monkeypatch) -> list[str]:
+    """The names of the images that are decoded."""
+    names: list[str] = []
+    load = ImageFolder.load
+    monkeypatch.setattr(ImageFolder, "load", lambda self, i: names.append(self.names[i]) or load(self, i))
+    return names
+
+
+def check(root: Path) -> list[int]:
+    """Checks a folder as a new process would."""
+    return check_images(open_scenes(root).train, skip_unreadable=True, progress=False).readable.tolist()
+
+
+def test_images_are_checked_once(tmp_path: Path, decoded: list[str]) -> None:
+    root = make_tree(tmp_path / "images", SPLIT_TREE)
+    spoil(root / "train/bee/000.png")
+    assert check(root) == [0, 1, 2, 4] and len(decoded) == 5
+    decoded.clear()
+    assert check(root) == [0, 1, 2, 4] and decoded == ["train/bee/000.png"]  # it may have been out of reach
+    (tmp_path / "link").symlink_to(root)
+    decoded.clear()
+    assert check(tmp_path / "link") == [0, 1, 2, 4] and len(decoded) == 1
+
+
+def test_images_are_checked_again_where_one_changed(tmp_path: Path, decoded: list[str]) -> None:
+    root = make_tree(tmp_path, SPLIT_TREE)
+    check(root)
+    one = root / "train/ant/001.png"
+    later = one.stat().st_mtime_ns + 1_000_000_000
+    changes = {
+        "its time": lambda: os.utime(one, ns=(later, later)),
+        "its size": lambda: one.write_bytes(one.read_bytes() + b"\0"),
+        "its name": lambda: one.rename(one.with_name("009.png")),
+        "one more": lambda: shutil.copy(root / "train/ant/000.png", root / "train/ant/004.png"),
+    }
+    for change in changes.values():
+        decoded.clear()
+        change()
+        assert len(check(root)) == len(decoded) >= 5
+    decoded.clear()
+    assert len(check(root)) == 6 and not decoded
+
+
+def test_what_is_remembered_can_be_damaged_or_impossible_to_write(
+    tmp_path: Path, decoded: list[str], monkeypatch
+) -> None:
+    root = make_tree(tmp_path / "images", SPLIT_TREE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    check(root)
+    (record,) = (tmp_path / "cache/stam/image-checks").glob("*.json")
+    sound = record.read_text()
+    for damaged in (
+        "",
+        "[" * 100_000,
+        "{}",
+        sound[:-9],
+        sound.replace(": 5", ": 4"),
+        sound.replace("[]", "[7]"),
+        "\xff",
+    ):
+        record.write_text(damaged, "latin-1")
+        decoded.clear()
+        assert check(root) == [0, 1, 2, 3, 4] and len(decoded) == 5, damaged[:50]
+        assert record.read_text() == sound
+    (tmp_path / "file").write_text("")
+    for nowhere in (tmp_path / "file", Path("/proc/nowhere")):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(nowhere))
+        decoded.clear()
+        assert check(root) == [0, 1, 2, 3, 4] and len(decoded) == 5
+
+
+def test_of_several_processes_one_checks(tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "images", SPLIT_TREE)
+    log = tmp_path / "decoded.txt"
+    code = (
+        "import sys, time; from stam.data import ImageFolder, check_images, open_scenes\n"
+        "load = ImageFolder.load\n"
+        "def slow(self, i):\n"
+        f"    time.sleep(0.05); open({str(log)!r}, 'a').write('x'); return load(self, i)\n"
+        "ImageFolder.load = slow\n"
+        f"print(len(check_images(open_scenes({str(root)!r}).train, progress=False).readable))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(stam.__file__).parent.parent)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(3)
+    ]
+    assert [process.communicate(timeout=120)[0].strip() for process in started] == ["5"] * 3
+    assert log.read_text() == "x" * 5
+
+
+def test_file_names_of_any_bytes(tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "images", SPLIT_TREE)
+    odd = os.fsdecode(b"caf\xe9 \xff.png")
+    (root / "train/ant/000.png").rename(root / "train/ant" / odd)
+    train = open_scenes(root).train
+    assert f"train/ant/{odd}" in train.names and len(check_images(train, progress=False).readable) == 5
+    flat = make_tree(tmp_path / "flat", {"a": 3, "b": 3})
+    (flat / "a/000.png").rename(flat / "a" / odd)
+    record = open_scenes(flat).record
+    save_record(record, tmp_path / "split.json")
+    again = load_record(tmp_path / "split.json")
+    assert again == record and f"a/{odd}" in again.train + again.val
+    assert open_scenes(flat, record=again).record == record
+
+
+def test_a_class_whose_name_is_not_text_is_named(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, {"a": 3, "b": 3})
+    (root / "b").rename(root / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(DataError, match=r"class folder b'.*caf\\xe9' is not UTF-8: rename it"):
+        open_scenes(root)

@@ -7,7 +7,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import stam
-from stam.evaluation import actor_multiply_adds, core_multiply_adds, measure_cost, multiply_adds
+from stam.evaluation import (
+    actor_multiply_adds,
+    core_multiply_adds,
+    measure_cost,
+    multiply_adds,
+    step_multiply_adds,
+)
 from stam.model.policy import RandomPolicy
 
 CONFIGS = [
@@ -47,6 +53,35 @@ def test_the_count_is_torchs(settings):
             state = torch.randn(1, 2 * config.width)
             measured = counted(lambda state=state, unseen=unseen: agent.actor(state, unseen))
             assert actor_multiply_adds(config, count) == measured
+
+
+@pytest.mark.parametrize("settings", CONFIGS)
+def test_the_count_of_a_causal_core_is_torchs(settings):
+    agent = stam.Agent(tiny_config(core="causal", **settings)).eval()
+    config, grid = agent.config, agent.grid
+    images, memory = torch.randn(1, config.channels, *grid.image_size), None
+    for count in range(1, min(4, grid.num_locations)):
+        here = torch.tensor([count])
+        glimpse = grid.cut(images, here[:, None])[:, 0]
+
+        def step(memory=memory, glimpse=glimpse, here=here):
+            return agent.believe(agent.remember(memory, glimpse, here))
+
+        unread = unread_queries(config, grid.patches_per_glimpse)
+        assert step_multiply_adds(config, count) + unread == counted(step)
+        memory = agent.remember(memory, glimpse, here)
+
+
+def test_a_causal_core_takes_a_seventh_of_the_products():
+    """The core alone, over a look of 21 glimpses of the paper's sizes."""
+    for size in ("tiny", "small"):
+        faithful, causal = (
+            multiply_adds(stam.AgentConfig.of_size(size, 10, core=core), 21, RandomPolicy())
+            for core in ("reencoding", "causal")
+        )
+        assert causal.core[0] == faithful.core[0] and causal.whole_image == faithful.whole_image
+        assert 0.1 < sum(causal.core) / sum(faithful.core) <= 0.15
+        assert 0.05 < causal.core[20] / faithful.core[20] < 0.08
 
 
 @pytest.mark.parametrize("policy", ["learned", "spiral"])

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from evaluating import NoiseScenes, fast_plan, make_agent, make_teacher
+from evaluating import NoiseScenes, fast_plan, make_agent, make_data, make_run, make_teacher
 
 from stam.evaluation import evaluate, load_evaluation
 
@@ -80,3 +80,50 @@ def test_processes_find_what_one_finds(folder, world):
         assert sum(found.locations.counts[0]) == 2 * NUM_SCENES  # each scene once for each of two seeds
         assert found.calibration.temperature == pytest.approx(alone.calibration.temperature, rel=1e-4)
         assert found.early_exit.fit.exits == alone.early_exit.fit.exits
+
+
+# Two processes ask for a run's evaluation; the second is late, the first takes its time to write.
+ASKING_WORKER = """
+import sys, time
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+folder, run, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+from stam.evaluation import evaluated, load_evaluation, runs
+
+def slowly(*given, save=runs.save_evaluation):
+    time.sleep(2)
+    save(*given)
+
+def quick(run, plan, device, measure=runs.evaluate_run):
+    return measure(run, runs.EvaluationPlan(num_seeds=2, cost=False, most_timed=0), device, num_examples=1)
+
+runs.save_evaluation, runs.evaluate_run = slowly, quick
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+path = evaluated(run, torch.device("cpu"))
+load_evaluation(path)  # it must be there
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_all_find_the_result_that_the_first_writes(tmp_path):
+    make_run(tmp_path / "run", make_data(tmp_path / "data"), with_teacher=False)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", ASKING_WORKER, tmp_path, tmp_path / "run", str(rank)],
+            env=environment,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for worker in workers:
+            _, errors = worker.communicate(timeout=120)
+            assert worker.returncode == 0, errors.decode()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()

@@ -285,7 +285,7 @@ def test_results_of_earlier_versions_are_read():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON"),
+        ("{", "is damaged: Expecting property name"),
         ("[]", "is not a stam-evaluation"),
         ('{"format": "stam-evaluation", "version": "2.0"}', "has version 2.0"),
         ('{"format": "stam-evaluation", "version": "1.0"}', "is damaged"),

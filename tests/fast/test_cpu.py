@@ -60,7 +60,22 @@ def test_a_packed_layer_agrees_with_a_plain_one(rows, width):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{}, {"depth": 1}, {"depth": 3}, {"width": 24}, {"policy": "spiral"}])
+CAUSAL = {"core": "causal"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"depth": 1},
+        {"depth": 3},
+        {"width": 24},
+        {"policy": "spiral"},
+        CAUSAL,
+        CAUSAL | {"depth": 1},
+        CAUSAL | {"width": 24, "policy": "spiral"},
+    ],
+)
 def test_a_snapshot_looks_as_the_plain_modules_do(images, settings):
     agent = make_agent(**settings)
     packed, plain = (prepare(agent, fast) for fast in (True, False))
@@ -73,8 +88,9 @@ def test_a_snapshot_looks_as_the_plain_modules_do(images, settings):
 
 
 @torch.no_grad()
-def test_memories_are_selected_and_joined(images):
-    looker = prepare(make_agent())
+@pytest.mark.parametrize("core", ["reencoding", "causal"])
+def test_memories_are_selected_and_joined(images, core):
+    looker = prepare(make_agent(core=core))
     glimpses = images[:, :, :8, :8]
     whole = looker.remember(looker.remember(None, glimpses, FIRST), glimpses, FIRST + 1)
     parts = [whole.select(torch.tensor([index])) for index in range(3)]
@@ -82,6 +98,40 @@ def test_memories_are_selected_and_joined(images):
         torch.testing.assert_close(
             looker.believe(memory).class_logits, looker.believe(whole).class_logits, atol=1e-5, rtol=1e-5
         )
+
+
+@torch.no_grad()
+def test_samples_at_different_steps_go_on_together_in_a_causal_snapshot(images):
+    agent = make_agent(**CAUSAL)
+    looker, plain = prepare(agent), prepare(agent, fast=False)
+    glimpse, wanted, memories = images[:1, :, :8, :8], [], []
+    for count in (1, 4, 2):
+        memory = other = None
+        for place in range(count):
+            memory = looker.remember(memory, glimpse, torch.tensor([place]))
+            other = plain.remember(other, glimpse, torch.tensor([place]))
+        memories.append(memory)
+        other = plain.remember(other, glimpse + 1, torch.tensor([9]))
+        wanted.append(plain.believe(other).state)
+    joined = memories[0].join(memories)
+    together = looker.remember(joined, (glimpse + 1).expand(3, -1, -1, -1), torch.tensor([9, 9, 9]))
+    torch.testing.assert_close(looker.believe(together).state, torch.cat(wanted), atol=1e-4, rtol=1e-4)
+    last = together.select(torch.tensor([2]))
+    assert last.count == 12 and last.padding is None
+
+
+@torch.no_grad()
+def test_memories_that_go_on_from_the_same_one_do_not_disturb_each_other(images):
+    """They share the room behind it: whoever comes second must not write over the first."""
+    looker = prepare(make_agent(**CAUSAL))
+    glimpse = images[:, :, :8, :8]
+    begun = looker.remember(None, glimpse, FIRST)
+    one = looker.remember(begun, glimpse, FIRST + 1)
+    alone = looker.believe(looker.remember(one, glimpse, FIRST + 2)).state
+    other = looker.remember(begun, 3 * glimpse, FIRST + 3)
+    again = looker.believe(looker.remember(one, glimpse, FIRST + 2)).state
+    assert again.equal(alone)
+    assert not looker.believe(looker.remember(other, glimpse, FIRST + 2)).state.allclose(alone, atol=1e-3)
 
 
 def change_in_place(agent):

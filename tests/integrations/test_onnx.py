@@ -30,7 +30,7 @@ def _unchecked():
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory, _unchecked):
-    agent = stam.Agent(tiny_config(labels=tuple("abcde"), temperature=1.5, threshold=0.6))
+    agent = stam.Agent(tiny_config(labels=tuple("abcde"), temperature=1.5, threshold=0.6, preprocess_size=27))
     randomise(agent)
     path = tmp_path_factory.mktemp("export") / "agent.onnx"
     export_onnx(agent.eval(), path)
@@ -42,6 +42,31 @@ def test_a_hundred_episodes_say_the_same_after_every_glimpse(exported):
     parity = check_parity(agent, path, num_episodes=100)
     assert parity.ok and parity.num_episodes == 100
     assert max(parity.probabilities, parity.policy) <= 1e-4
+    other = stam.Agent(agent.config).eval()
+    randomise(other, seed=7)
+    assert not check_parity(other, path, num_episodes=2).ok
+
+
+@pytest.fixture(scope="module")
+def exported_causal(tmp_path_factory, _unchecked):
+    agent = stam.Agent(tiny_config(core="causal", labels=tuple("abcde"), temperature=1.5, threshold=0.9))
+    randomise(agent)
+    path = tmp_path_factory.mktemp("export") / "causal.onnx"
+    export_onnx(agent.eval(), path)
+    return agent, path
+
+
+def test_the_step_of_a_causal_core_carries_its_cache(exported_causal):
+    agent, path = exported_causal
+    session = onnxruntime.InferenceSession(path)
+    assert [(node.name, node.shape) for node in session.get_inputs()] == [
+        ("glimpses", ["batch", 1, 3, 8, 8]),
+        ("locations", ["batch", 1]),
+        ("seen", ["batch", 12]),
+        ("cache", [2, 2, "batch", 3, "num_patches", 8]),
+    ]
+    parity = check_parity(agent, path, num_episodes=20)
+    assert parity.ok and max(parity.probabilities, parity.policy) <= 1e-4
     other = stam.Agent(agent.config).eval()
     randomise(other, seed=7)
     assert not check_parity(other, path, num_episodes=2).ok
@@ -93,11 +118,13 @@ def test_metadata_say_what_a_runner_needs(exported):
     record = json.loads(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["stam"])
     assert record["rows"] == 3 and record["columns"] == 4 and record["labels"] == list("abcde")
     assert record["threshold"] == 0.6 and record["temperature"] == 1.5 and record["policy"] == "learned"
+    assert record["preprocess_size"] == 27
     assert record["image_size"] == [24, 32] and record["glimpse_size"] == [8, 8] and len(record["mean"]) == 3
 
 
-def test_the_example_runs_without_torch(exported, tmp_path):
-    _, path = exported
+@pytest.mark.parametrize("kind", ["exported", "exported_causal"])
+def test_the_example_runs_without_torch(kind, request, tmp_path):
+    _, path = request.getfixturevalue(kind)
     scene = tmp_path / "scene.npy"
     np.save(scene, np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8))
     example = ROOT / "examples" / "onnx_runner.py"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from images import make_image_folder
 
+from stam.cli import main
 from stam.cli.processes import processes
 from stam.errors import ConfigError
 from stam.learning import distributed
@@ -62,15 +63,18 @@ main(sys.argv[1:])
 """
 
 
-def run(world: int, *arguments: object, stop_after: int = 0) -> list[tuple[int, str]]:
-    """Runs the command line in several processes; returns how each ended and what it said."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def run(world: int, *arguments: object, stop_after: int = 0) -> list[tuple[int, str]]:
+    """Runs the command line in several processes; returns how each ended and what it said."""
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(world),
         "STOP_AFTER": str(stop_after),
     }
@@ -135,6 +139,71 @@ def test_all_stop_where_one_is_told_to_and_one_can_go_on_alone(runs):
     ((code, said),) = run(1, "train", "--resume", "--out", out)
     assert code == 0, said
     assert_alike(out, runs / "learned")
+
+
+def torchrun(home: Path, *arguments: object, deaths: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line under torchrun, whose processes die where they are told to."""
+    (home / "worker.py").write_text(MORTAL_WORKER)
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3")
+    launch += ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--monitor-interval", "0.1")
+    return subprocess.run(
+        [sys.executable, *launch, str(home / "worker.py"), *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "DEATHS": deaths},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+# A death is named by the restart, the process and the batch of that process's life.
+MORTAL_WORKER = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+from stam.cli import main
+from stam.learning.finetuning import TeacherLearner
+from stam.learning.training import AgentLearner
+
+batches = 0
+deaths = [tuple(map(int, death.split("."))) for death in os.environ["DEATHS"].split()]
+
+def mortal(learn):
+    def train_batch(self, place, raw):
+        global batches
+        batches += 1
+        here = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"]), batches
+        if here in deaths:
+            os.kill(os.getpid(), signal.SIGKILL)
+        learn(self, place, raw)
+    return train_batch
+
+for learner in (AgentLearner, TeacherLearner):
+    learner.train_batch = mortal(learner.train_batch)
+main(sys.argv[1:])
+"""
+
+
+def test_a_job_that_is_started_again_goes_on_with_its_own_run(runs):
+    """One dies in the teacher's training, before a state is saved, the other in the agent's, after."""
+    out = runs / "restarted"
+    command = ("train", "tiny", runs / "images", "--out", out, "--policy", "learned", *SETTINGS)
+    # three batches of the teacher, then six of the agent
+    ended = torchrun(runs, *command, "--save-minutes", "0", deaths="0.1.2 1.0.6")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("no teacher given") == 3
+    assert_alike(out, runs / "learned")
+    assert_alike(out / "teacher", runs / "learned" / "teacher")
+
+
+def test_a_job_that_is_started_again_leaves_the_runs_of_others_alone(runs, monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    before = (runs / "plus" / "metrics.jsonl").read_text()
+    command = ["train", "tiny", str(runs / "images"), "--out", str(runs / "plus"), "--policy", "plus"]
+    with pytest.raises(SystemExit):
+        main([*command, *SETTINGS, "--seed", "5"])
+    assert "is not empty: pass --resume" in capsys.readouterr().err
+    main([*command, *SETTINGS])  # nothing is left to do
+    assert (runs / "plus" / "metrics.jsonl").read_text() == before
 
 
 def test_processes_draw_the_numbers_of_one_and_each_takes_its_own(monkeypatch):

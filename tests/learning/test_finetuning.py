@@ -72,6 +72,10 @@ def test_a_student_starts_from_an_agent_or_the_package(tmp_path):
     assert model.head.weight.shape == (3, 96) and not record["vit"]["distilled"]
     with pytest.raises(StamError, match="timm"):
         build_student(TeacherConfig(model="timm:resnet18"), AGENT, "none", ("a", "b"))
+    for name in ("hf-hub:someone/model", "hf_hub:x", "local-dir:/tmp/x", "a/b", "../x", "", "resnet18 --x"):
+        with pytest.raises(ConfigError, match="is not the plain name of an architecture: use one such as"):
+            TeacherConfig(model=f"timm:{name}")
+    assert TeacherConfig(model="timm:resnet50.a1_in1k").model == "timm:resnet50.a1_in1k"
     with pytest.raises(ConfigError, match="use deit, or timm:NAME"):
         TeacherConfig(model="resnet18")
 

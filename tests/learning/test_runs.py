@@ -1,11 +1,17 @@
 """Run folders: who may train in one, and what is said of damaged files."""
 
+import json
+
 import pytest
 import torch
+from agents import tiny_config
+from learners import learner
 
 from stam.cli import main
-from stam.learning.runs import RunError, RunFolder
+from stam.learning.loop import restore
+from stam.learning.runs import RunError, RunFolder, read_metrics, recorded_resize_size
 from stam.learning.training import AgentLearner
+from stam.weights import FoundAgent
 
 
 @pytest.fixture
@@ -75,3 +81,62 @@ def test_a_run_killed_at_its_last_save_is_saved_again(tmp_path, monkeypatch):
     main(["train", "--resume", "--out", str(cut)])
     for name in ("last/model.safetensors", "best/model.safetensors", "metrics.jsonl"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+RECORD = {"format": "stam-run", "recipe": "tiny", "config": {"data": {"resize_size": 27}}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is damaged"),
+        ("{" * 100_000, "is damaged"),
+        ("[]", "must be an object"),
+        ("{}", "config is missing"),
+        (json.dumps(RECORD | {"config": []}), r"config must be an object, got \[\]"),
+        (json.dumps(RECORD | {"config": {"data": 3}}), "config.data must be an object"),
+        (json.dumps(RECORD | {"recipe": None}), "recipe must be text, got None"),
+        (json.dumps(RECORD | {"seed": 1e400}).replace("Infinity", "1e400"), "is not a finite number"),
+        (json.dumps(RECORD | {"format": "stam-agent"}), "it is a 'stam-agent'"),
+        (json.dumps(RECORD | {"script": "x"}), "unknown setting 'script'"),
+        (json.dumps(RECORD | {"config": {"data": {"resize_size": "big"}}}), "resize_size is 'big'"),
+        (json.dumps(RECORD | {"config": {"data": {"resize_size": True}}}), "resize_size is True"),
+    ],
+)
+def test_a_damaged_record_is_named(run, content, message):
+    run.record_file.write_text(content)
+    found = FoundAgent("run", run.path / "best", run.path, run.path, is_borrowed=False)
+    with pytest.raises(RunError, match=message) as raised:
+        recorded_resize_size(found, tiny_config())
+    assert "run.json" in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[]", "{", '{"epoch": "x"}', '{"epoch": -1}', '{"loss/a": 1}', '{"epoch": 1, "loss/a": NaN}',
+     '{"epoch": 1, "loss/a": null}', '{"epoch": 1, "loss/a": 1e999}', '{"epoch": 1, "val/accuracy@x": 1}',
+     '{"epoch": true}', "\ud800"],
+)  # fmt: skip
+def test_a_damaged_line_of_metrics_is_named(run, line):
+    run.metrics_file.write_bytes(b'{"epoch": 0, "loss/a": 1.5}\n' + line.encode("utf-8", "surrogatepass"))
+    with pytest.raises(RunError, match=r"metrics.jsonl'( is damaged: line 2|: 'utf-8')"):
+        read_metrics(run.metrics_file)
+
+
+def test_a_state_that_lacks_a_part_is_damaged(run):
+    made = learner()
+    whole = made.state_dict() | {"position": [0, 1], "best": 0.5}
+    for change in (
+        {"position": None},
+        {"position": [1]},
+        {"best": "high"},
+        {"optimiser": {}},
+        {"agent": {}},
+        {"meter": None},
+    ):
+        run.save_state(whole | change)
+        with pytest.raises(RunError, match=r"state.pt' is damaged .*--init"):
+            restore(made, run)
+    run.save_state(whole)
+    restore(made, run)
+    assert made.position == (0, 1) and made.best == 0.5

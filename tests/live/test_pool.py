@@ -6,7 +6,7 @@ import torch
 from sessions import feed, sensor_of
 
 from stam.errors import SensorError, StamError
-from stam.live import PoolFullError, Session, SessionPool, UnknownSessionError
+from stam.live import OutOfStepError, PoolFullError, Session, SessionPool, UnknownSessionError
 
 
 class Clock:
@@ -27,7 +27,13 @@ def test_a_hundred_sessions_from_many_threads_and_none_mixed_up(agent, pool):
     scenes = torch.randn(100, 3, 24, 32, generator=torch.Generator().manual_seed(4))
     batches = []
     looker, believe = pool.agent, pool.agent.believe
-    looker.believe = lambda memory, masks=None: batches.append(len(memory.tokens)) or believe(memory, masks)
+
+    def noted(memory):
+        belief = believe(memory)
+        batches.append(len(belief.state))
+        return belief
+
+    looker.believe = noted
 
     def look(index):
         sensor = sensor_of(agent, scenes[index])
@@ -56,6 +62,22 @@ def test_glimpses_of_one_session_are_taken_in_order(agent, pool, images):
     steps = [future.result() for future in [pool.submit(key, sensor.sense(place), place) for place in order]]
     assert [step.num_glimpses for step in steps] == list(range(1, 8))
     assert [agent.grid.index(place) for place in pool.get(key).seen] == order
+
+
+def test_a_glimpse_that_waits_twice_is_taken_once(agent, pool, images):
+    """A sensor's second try may arrive while its first still waits for the agent."""
+    sensor = sensor_of(agent, images[0])
+    key = pool.open(first_location=5, policy="random")
+    tries = [pool.submit(key, sensor.sense(5), num_glimpses=0) for _ in range(3)]
+    first, *again = [future.result() for future in tries]
+    assert pool.get(key).num_glimpses == 1
+    for step in again:
+        assert step.location == first.location and torch.equal(step.probabilities, first.probabilities)
+    pool.call(key, Session.missed).result()
+    later = pool.observe(key, sensor.sense(5), num_glimpses=0)
+    assert later.location == pool.get(key).location != first.location  # where to look now, not then
+    with pytest.raises(OutOfStepError, match="of 7 glimpses, and 1 have been seen"):
+        pool.observe(key, sensor.sense(0), num_glimpses=7)
 
 
 def test_a_bad_glimpse_fails_alone(agent, pool, images):

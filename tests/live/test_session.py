@@ -56,6 +56,20 @@ def test_sessions_at_different_counts_in_one_call_say_what_each_says_alone(agent
             assert (one.location, one.num_glimpses) == (other.location, other.num_glimpses)
 
 
+def test_a_core_that_encodes_each_glimpse_once_takes_all_counts_in_one_pass(agent, images, monkeypatch):
+    sensors = [sensor_of(agent, image) for image in images]
+    sessions = [agent.session(first_location=3) for _ in images]
+    for count, (session, sensor) in enumerate(zip(sessions, sensors, strict=True)):
+        feed(session, sensor, 1 + 2 * count)
+    looker, sizes = sessions[0].agent, []
+    believe = looker.believe
+    monkeypatch.setattr(looker, "believe", lambda memory: sizes.append(1) or believe(memory))
+    observe_all(
+        sessions, [sensor.sense(session.location) for session, sensor in zip(sessions, sensors, strict=True)]
+    )
+    assert len(sizes) == (1 if agent.config.core == "causal" else len(images))
+
+
 def test_observe_all_changes_nothing_when_one_glimpse_is_bad(agent, images):
     sessions = [agent.session(first_location=0), agent.session(first_location=1)]
     good = sensor_of(agent, images[0]).sense(0)
@@ -313,7 +327,7 @@ def test_a_session_of_another_agent_or_a_broken_file_is_refused(agent, images, t
     session = agent.session()
     feed(session, sensor_of(agent, images[0]), 2)
     save_session(session, path)
-    other = stam.Agent(tiny_config()).eval()
+    other = stam.Agent(agent.config).eval()
     randomise(other, seed=8)
     with pytest.raises(WeightsError, match="other weights"):
         load_session(path, other)
@@ -411,3 +425,45 @@ def test_an_image_is_brought_to_size_as_evaluation_does():
     for resize_size in (None, 40):
         assert scene_view(large, config, resize_size).shape == (24, 32, 3)
     assert (scene_view(large, config) != scene_view(large, config, 27)).any()
+    cropped = tiny_config(preprocess_size=27)
+    assert (scene_view(large, cropped) == scene_view(large, config, 27)).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"locations": torch.tensor([3, 3, 1])}, "its locations cannot be"),
+        ({"locations": torch.tensor([3, 99, 1])}, "its locations cannot be"),
+        ({"locations": torch.zeros(10**6, dtype=torch.long)}, "more glimpses than the 12 of a scene"),
+        ({"missed": torch.tensor([-1])}, "its locations cannot be"),
+        ({"glimpses": torch.zeros(3, 3, 8, 9)}, "'glimpses' has the shape"),
+        (
+            {"glimpses": torch.full((3, 3, 8, 8), float("nan"))},
+            "'glimpses' holds numbers that are",
+        ),
+        ({"glimpses": torch.zeros(3, 3, 8, 8, dtype=torch.long)}, "'glimpses' holds torch.int64"),
+        ({"generator": torch.zeros(3, dtype=torch.uint8)}, "'generator' has the shape"),
+        ({"probabilities": torch.zeros(4)}, "'probabilities' has the shape"),
+        ({"more": torch.zeros(4)}, "it holds generator, glimpses, locations, missed, more"),
+        ({"location": "there"}, "location must be a whole number, got 'there'"),
+        ({"location": 50}, "its locations cannot be"),
+        ({"location": None}, "its locations cannot be"),
+        ({"policy": 5}, "policy must be text, got 5"),
+        ({"threshold": float("inf")}, "Infinity is not a finite number"),
+        ({"agent": []}, r"agent must be an object, got \[\]"),
+        ({"first_location": None}, "first_location must be a whole number"),
+        ({"script": "x"}, "unknown setting 'script'"),
+    ],
+)
+def test_what_a_session_cannot_be_is_named(agent, images, tmp_path, change, message):
+    session = agent.session()
+    feed(session, sensor_of(agent, images[0]), 3)
+    save_session(session, tmp_path / "session")
+    with safe_open(tmp_path / "session", framework="pt") as file:
+        record = json.loads(file.metadata()["stam-session"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    record |= {name: value for name, value in change.items() if not isinstance(value, torch.Tensor)}
+    tensors |= {name: value for name, value in change.items() if isinstance(value, torch.Tensor)}
+    save_file(tensors, tmp_path / "odd", metadata={"stam-session": json.dumps(record)})
+    with pytest.raises(StamError, match=f"odd' is not a saved session, or is damaged: .*{message}"):
+        load_session(tmp_path / "odd", agent)

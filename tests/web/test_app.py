@@ -70,14 +70,15 @@ def test_a_remote_sensor_hears_what_a_session_says(client, web_agent, form):
     for want in feed(web_agent.session(first_location=(1, 2), threshold=0.5), sensor, 12):
         glimpse = cut(pixels, location)
         body, headers = (png(glimpse), PNG) if form == "png" else (glimpse.tobytes(), RAW)
-        answer = client.post(f"/api/sessions/{session['id']}/glimpses", content=body, headers=headers)
-        step = answer.json()
+        glimpses = f"/api/sessions/{session['id']}/glimpses?num_glimpses={want.num_glimpses - 1}"
+        step = client.post(glimpses, content=body, headers=headers).json()
         assert step["probabilities"] == pytest.approx(want.probabilities.tolist(), abs=1e-6)
         assert (step["stop"], step["num_glimpses"]) == (want.stop, want.num_glimpses)
         assert step["location"] == (None if want.location is None else list(want.location))
         assert step["policy_map"] is None
         location = step["location"]
-    answer = client.post(f"/api/sessions/{session['id']}/glimpses", content=png(glimpse), headers=PNG)
+    glimpses = f"/api/sessions/{session['id']}/glimpses?num_glimpses=12"
+    answer = client.post(glimpses, content=png(glimpse), headers=PNG)
     assert answer.status_code == 409 and "every location has been seen" in answer.json()["error"]
 
 
@@ -107,6 +108,50 @@ def test_off_target_repeated_missed_rewound_and_closed(client):
     assert client.get(where).status_code == 404
 
 
+def send(client, key, pixels, place, **query):
+    body = cut(pixels, place).tobytes()
+    return client.post(f"/api/sessions/{key}/glimpses", content=body, headers=RAW, params=query)
+
+
+@pytest.mark.parametrize("by", ["count", "place", "both"])
+@pytest.mark.parametrize("policy", ["learned", "random"])
+def test_a_glimpse_sent_again_is_taken_once_and_answered_alike(client, policy, by):
+    pixels = scene_pixels()
+    session = open_session(client, first_location=[1, 2], policy=policy, seed=3)
+    where, count, seen = session["location"], 0, []
+    while where is not None:
+        said = {"count": {"num_glimpses": count}, "place": {"row": where[0], "column": where[1]}}
+        query = said["count"] | said["place"] if by == "both" else said[by]
+        answers = [send(client, session["id"], pixels, where, **query) for _ in range(3)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert answers[0].json() == answers[1].json() == answers[2].json()
+        seen.append(where)
+        assert client.get(f"/api/sessions/{session['id']}").json()["seen"] == seen
+        where, count = answers[0].json()["location"], count + 1
+    assert count == 12
+
+
+def test_a_glimpse_for_another_state_of_the_session_is_a_conflict(client):
+    pixels = scene_pixels()
+    key = open_session(client, first_location=[1, 2])["id"]
+    first = send(client, key, pixels, (1, 2), num_glimpses=0).json()
+    second = send(client, key, pixels, first["location"], num_glimpses=1).json()
+    late = send(client, key, pixels, (1, 2), num_glimpses=0)
+    early = send(client, key, pixels, second["location"], num_glimpses=3)
+    other = send(client, key, pixels, second["location"], num_glimpses=1)  # not what was seen there
+    elsewhere = send(client, key, pixels, (1, 2), num_glimpses=1, row=1, column=2)
+    for answer in (late, early, other, elsewhere):
+        assert answer.status_code == 409 and "2 have been seen" in answer.json()["error"]
+        assert (answer.json()["num_glimpses"], answer.json()["location"]) == (2, second["location"])
+    assert client.get(f"/api/sessions/{key}").json()["num_glimpses"] == 2
+
+
+def test_a_glimpse_that_does_not_say_which_it_is_is_refused(client):
+    key = open_session(client)["id"]
+    answer = send(client, key, scene_pixels(), (0, 0))
+    assert answer.status_code == 422 and "num_glimpses" in answer.json()["error"]
+
+
 BAD_GLIMPSES = [
     (b"", PNG, 422, "cannot be read"),
     (b"not an image", PNG, 422, "broken, or none of PNG"),
@@ -118,14 +163,14 @@ BAD_GLIMPSES = [
     (b"\0" * 191, RAW, 422, "192 bytes, row by row; got 191"),
     (b"\0" * 192, {"content-type": "text/plain"}, 415, "got 'text/plain'"),
     (b"\0" * 192, {}, 415, "got ''"),
-    (b"\0" * 400_000, RAW, 413, "300000 bytes"),
+    (b"\0" * 400_000, RAW, 413, "100000 bytes"),
 ]
 
 
 @pytest.mark.parametrize(("body", "headers", "code", "message"), BAD_GLIMPSES)
 def test_a_bad_glimpse_is_refused(client, body, headers, code, message):
     key = open_session(client)["id"]
-    answer = client.post(f"/api/sessions/{key}/glimpses", content=body, headers=headers)
+    answer = client.post(f"/api/sessions/{key}/glimpses?num_glimpses=0", content=body, headers=headers)
     assert answer.status_code == code and message in answer.json()["error"]
     assert client.get(f"/api/sessions/{key}").json()["num_glimpses"] == 0
 
@@ -161,9 +206,9 @@ def test_a_body_that_lies_about_its_length_is_stopped_as_it_arrives(client):
         for _ in range(50):
             yield b"x" * 10_000
 
-    for path, headers in (("/api/view", PNG), ("/api/sessions", JSON)):
+    for path, headers, most in (("/api/view", PNG, 300_000), ("/api/sessions", JSON, 100_000)):
         answer = client.post(path, content=drip(), headers=headers)
-        assert answer.status_code == 413 and "300000 bytes" in answer.json()["error"]
+        assert answer.status_code == 413 and f"{most} bytes" in answer.json()["error"]
 
 
 def test_half_a_location_is_refused(client):
@@ -256,9 +301,10 @@ def test_a_hundred_remote_sensors_at_once_and_none_mixed_up(web_agent):
         opened = await client.post("/api/sessions", json={"first_location": [index % 3, index % 4]})
         session, said = opened.json(), []
         location = session["location"]
-        for _ in range(2):
+        for count in range(2):
             body = cut(pixels, location).tobytes()
-            answer = await client.post(f"/api/sessions/{session['id']}/glimpses", content=body, headers=RAW)
+            glimpses = f"/api/sessions/{session['id']}/glimpses?num_glimpses={count}"
+            answer = await client.post(glimpses, content=body, headers=RAW)
             assert answer.status_code == 200, answer.text
             said.append(answer.json())
             location = said[-1]["location"]
@@ -304,5 +350,5 @@ def test_an_agent_that_says_nonsense_is_not_served(web_agent):
     with RunningServer(Service(broken, "broken")) as url, httpx.Client(base_url=url, timeout=30) as client:
         key = open_session(client, first_location=[0, 0])["id"]
         body = cut(scene_pixels(), (0, 0)).tobytes()
-        answer = client.post(f"/api/sessions/{key}/glimpses", content=body, headers=RAW)
+        answer = client.post(f"/api/sessions/{key}/glimpses?num_glimpses=0", content=body, headers=RAW)
         assert answer.status_code >= 400 and "not numbers" in answer.json()["error"]

@@ -217,6 +217,36 @@ def test_a_session_that_expired_is_opened_again(visit, url):
     expect(page.locator("#toast")).to_be_hidden()
 
 
+def test_an_answer_that_is_lost_is_asked_for_again(visit):
+    page = visit(expect_problems=True)
+    page.locator("#threshold").fill("100")
+    page.click("#step")
+    expect(seen(page)).to_have_count(1)
+
+    answers_to_lose = 1
+
+    def maybe_lose(route):
+        nonlocal answers_to_lose
+        if answers_to_lose == 0:
+            route.continue_()
+            return
+        answers_to_lose -= 1
+        route.fetch()  # the service takes the glimpse, and the page never hears of it
+        route.abort()
+
+    page.route(re.compile("/glimpses"), maybe_lose)
+    page.click("#step")
+    expect(seen(page)).to_have_count(2)
+    answers_to_lose = 6  # three ways of looking, each tried twice
+    page.click("#step")
+    expect(page.locator("#toast")).to_contain_text("does not answer")
+    answers_to_lose = 0
+    page.locator("#board button:not(.seen):not(.next)").first.click()  # elsewhere: the session is ahead of us
+    expect(seen(page)).to_have_count(3)
+    page.click("#step")
+    expect(seen(page)).to_have_count(4)
+
+
 @pytest.mark.parametrize(
     ("width", "height", "scheme"),
     [(390, 844, "dark"), (390, 844, "light"), (768, 1024, "light"), (1280, 800, "dark")],

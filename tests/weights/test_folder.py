@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import sys
 from types import ModuleType
 
@@ -109,8 +110,16 @@ def test_a_teacher_is_saved_and_read_back(tmp_path):
         ({"vit": RECORD["vit"] | {"drop_path": 0.5}}, "unknown setting 'vit.drop_path'"),
         ({"vit": None}, "needs either the settings 'vit' or the model name 'timm'"),
         ({"timm": "resnet18"}, "needs either the settings 'vit' or the model name 'timm'"),
-        ({"timm": {"name": "resnet18"}, "vit": None}, "needs either"),
-        ({"labels": "ab"}, "labels must be a list of class names"),
+        ({"timm": {"name": "resnet18"}, "vit": None}, "timm must be text, got {'name': 'resnet18'}"),
+        ({"timm": "hf-hub:someone/else", "vit": None}, "not the plain name of an architecture"),
+        ({"timm": "local-dir:/tmp/x", "vit": None}, "not the plain name of an architecture"),
+        ({"labels": "ab"}, "labels must be a list, got 'ab'"),
+        ({"labels": ["a", 1]}, r"labels\[1\] must be text, got 1"),
+        ({"vit": RECORD["vit"] | {"depth": True}}, "vit.depth must be a whole number, got True"),
+        ({"vit": RECORD["vit"] | {"width": 10**30}}, "vit.width must be a whole number"),
+        ({"vit": RECORD["vit"] | {"mlp_ratio": 1e9}}, "does not fit at 'blocks.0.mlp.fc1.weight'"),
+        ({"vit": RECORD["vit"] | {"depth": 10**9}}, "depth is 1000000000, with 20 tensors"),
+        ({"vit": RECORD["vit"] | {"width": 2**40}}, "model.safetensors"),
         ({"vit": {"patch_size": [4, 4], "width": "wide"}}, "width must be a whole number, got 'wide'"),
         ({"image_size": [9, 12]}, "does not describe a teacher"),
     ],
@@ -119,7 +128,37 @@ def test_a_teachers_record_with_anything_else_is_refused_in_one_line(tmp_path, c
     save_tiny_teacher(tmp_path / "teacher", **changes)
     with pytest.raises(WeightsError, match=message) as raised:
         weights.load_teacher_folder(tmp_path / "teacher")
-    assert "config.json" in str(raised.value) and "\n" not in str(raised.value)
+    assert "config.json" in str(raised.value) or "model.safetensors" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 2**20, "num_heads": 1}, "does not fit at 'core.cls_token': expected shape"),
+        ({"width": 2**40, "num_heads": 1}, "describes no model: Storage size calculation overflowed"),
+        ({"depth": 10**9}, r"config.json' does not describe an agent: depth is 1000000000, with 59 tensors"),
+        ({"num_classes": 2**40}, "does not fit at 'core.head.weight'"),
+        ({"image_size": 2**30}, "does not fit at 'core.pos_embed'"),
+        ({"mlp_ratio": 1e8}, "does not fit at 'core.blocks.0.mlp.fc1.weight'"),
+        ({"actor_width": 2**25}, "does not fit at 'actor"),
+        ({"channels": 2.5}, "channels must be a whole number, got 2.5"),
+        ({"labels": {"a": 1}}, "labels must be a list"),
+        ({"labels": [*"abcd", "\udcff"]}, "labels must be text that can be written"),
+        ({"mean": [0.1, None, 0.1]}, r"mean\[1\] must be a finite number, got None"),
+        ({"image_size": [24, 32, 8]}, "image_size must be a list of 2"),
+        ({"handover": {}}, "handover must be a whole number"),
+    ],
+)
+def test_an_agents_record_is_checked_before_memory_is_taken(tmp_path, agent, changes, message):
+    weights.save_agent(agent, tmp_path / "a")
+    config = tmp_path / "a/config.json"
+    record = json.loads(config.read_text())
+    config.write_text(json.dumps(record | {"agent": record["agent"] | changes}))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(WeightsError, match=message):
+        stam.load(tmp_path / "a")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024  # KiB
 
 
 def test_a_record_without_its_part_is_refused(tmp_path):

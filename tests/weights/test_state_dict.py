@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import resource
+import zipfile
 
 import pytest
 import torch
@@ -82,3 +84,44 @@ def test_weights_that_are_not_finite_are_refused(agent, tmp_path):
         weights.save_agent(agent, folder)
         with pytest.raises(WeightsError, match=r"values in 'core.head.bias' that are not finite"):
             stam.load(folder)
+
+
+def test_an_archive_that_unpacks_to_more_is_refused(tmp_path):
+    """Torch packs nothing, so whoever did wants to fill the memory."""
+    sound = write(tmp_path, deit_state(True), "pth")
+    with zipfile.ZipFile(sound) as old, zipfile.ZipFile(tmp_path / "b.pth", "w", zipfile.ZIP_DEFLATED) as new:
+        for member in old.infolist():
+            new.writestr(
+                member.filename, bytes(10**7) if member.filename.endswith("/0") else old.read(member)
+            )
+    with pytest.raises(WeightsError, match="b.pth' is not a weights file or is damaged: it would unpack to"):
+        weights.load_deit(tmp_path / "b.pth", CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"norm.bias": torch.zeros(1).expand(10**12)}, "something else than plain numbers as 'norm.bias'"),
+        ({"norm.bias": torch.zeros(64).to_sparse()}, "something else than plain numbers as 'norm.bias'"),
+        ({"norm.bias": torch.zeros(64, dtype=torch.complex64)}, "something else than plain numbers"),
+        ({5: torch.zeros(64)}, "something else than plain numbers as '5'"),
+        ({"cls_token": torch.zeros(())}, r"is not a DeiT: 'cls_token' has the shape \(\)"),
+        ({"cls_token": torch.zeros(1, 1, 0)}, r"'cls_token' has the shape \(1, 1, 0\)"),
+        # a file of 3 MB that would make an agent of 100 GB
+        (
+            {"cls_token": torch.zeros(1, 1, 64 * 1500)},
+            "does not fit at 'cls_token'|does not fit at 'dist_token'",
+        ),
+        ({"blocks.0.mlp.fc1.weight": torch.zeros(10**6, 1)}, "does not fit at 'blocks.0.mlp.fc1.weight'"),
+        ({"blocks.1000000000.norm1.bias": torch.zeros(64)}, "the blocks of a DeiT are numbered from 0 on: 2"),
+        ({"blocks.x.norm1.bias": torch.zeros(64)}, "numbered from 0 on"),
+        ({"head.weight": torch.zeros(6)}, "'head.weight' has 1 dimensions"),
+        ({"pos_embed": torch.zeros(1, 2, 64)}, "'pos_embed' has no patch positions"),
+    ],
+)
+def test_sizes_are_compared_before_memory_is_taken(tmp_path, change, message):
+    torch.save(deit_state(True) | change, tmp_path / "w.pth")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(WeightsError, match=message):
+        weights.load_deit(tmp_path / "w.pth", CLASSES, image_size=64)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB

@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+import io
 import os
 import sys
 
@@ -33,6 +34,8 @@ def usage() -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command; a user's mistake ends in one line on stderr and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may be bytes that are not text
     try:
         _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()

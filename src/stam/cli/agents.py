@@ -25,7 +25,7 @@ def open_agent(
     found = find_agent(source)
     loaded = load_agent(found.folder)
     agent = prepare(loaded if threshold is None else loaded.configure(threshold=threshold), fast)
-    return agent, _resize_size(found, resize_size)
+    return agent, _resize_size(found, loaded, resize_size)
 
 
 def open_looker(
@@ -33,11 +33,12 @@ def open_looker(
 ) -> tuple[SceneLooker, int | None]:
     """Loads an agent or a system of the zoo, ready to look; see `open_agent`."""
     found = find_agent(source)
-    return load_looker(found.folder).ready(fast), _resize_size(found, resize_size)
+    looker = load_looker(found.folder)
+    return looker.ready(fast), _resize_size(found, looker, resize_size)
 
 
-def _resize_size(found: FoundAgent, given: int | None) -> int | None:
+def _resize_size(found: FoundAgent, looker: SceneLooker, given: int | None) -> int | None:
     if given is None:
-        return recorded_resize_size(found)
+        return recorded_resize_size(found, looker.facts.resize_size)
     require(given >= 1, f"--resize-size must be at least 1, got {given}")
     return given

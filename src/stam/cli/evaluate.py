@@ -32,7 +32,7 @@ class Arguments:
         store: Keep the fitted threshold and temperature, and the policy they hold for, with the weights, for
             predict and live use.
         limit: Evaluate on so many scenes only, drawn at random, always the same.
-        resize_size: The shorter side before the centre crop; by default as the agent's run says.
+        resize_size: The shorter side before the centre crop; by default as the agent was trained.
         batch_size: Scenes at once.
         workers: Processes that load images.
         device: auto, cpu, cuda or cuda:1.

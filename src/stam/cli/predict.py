@@ -43,8 +43,8 @@ class Arguments:
         max_glimpses: When to stop though unsure; when everything has been seen by default.
         policy: Who picks the locations: learned, random, plus, spiral or centre-out; by default its own.
         seed: Seed of the first location, and of a random policy.
-        resize_size: The shorter side before the centre crop; by default as the agent's run says; an agent
-            without one takes whole images, resized straight to its size.
+        resize_size: The shorter side before the centre crop; by default as the agent was trained; the
+            shipped ones take whole images, resized straight to their size.
         fast: Use packed weights; --no-fast runs the plain modules.
         strip: Draw what was looked at as a strip of frames, into this file.
         gif: Draw it as an animation, into this file.

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from stam.errors import require
 from stam.learning import distributed
@@ -27,8 +28,16 @@ def processes(device: str) -> Iterator[torch.device]:
     chosen = choose_device(f"cuda:{local}" if own else device)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+    _join("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
     try:
         yield chosen
     finally:
         dist.destroy_process_group()
+
+
+def _join(backend: str) -> None:
+    """Joins the others. `torchrun` keeps its store over a restart: what the dead wrote there is passed by."""
+    store, rank, world_size = next(rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = dist.PrefixStore(f"attempt {attempt}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=world_size)

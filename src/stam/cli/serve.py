@@ -28,11 +28,13 @@ class Arguments:
         host: Address to listen on. Any but this machine's own lets others in, and there is no password.
         images: A folder of images for the page to offer.
         threshold: Confidence above which the agent stops; its own by default.
-        resize_size: The shorter side before the centre crop; by default as the agent's run says.
+        resize_size: The shorter side before the centre crop; by default as the agent was trained.
         max_sessions: Sessions open at once.
         idle_seconds: How long a session is kept after its latest use.
         lifetime_seconds: How long a session is kept at all.
         max_upload_mb: Megabytes of an uploaded image.
+        max_connections: Connections open at once.
+        client_seconds: How long a client may take to send a request, and to take the answer.
         threads: Cores to compute with; by default all, or one for a small agent, which only waits for others.
         fast: Use packed weights; --no-fast runs the plain modules.
         open: Open the page in a browser.
@@ -48,6 +50,8 @@ class Arguments:
     idle_seconds: float = 600.0
     lifetime_seconds: float = 3600.0
     max_upload_mb: float = 16.0
+    max_connections: int = 512
+    client_seconds: float = 30.0
     threads: int | None = None
     fast: bool = True
     open: bool = False
@@ -69,6 +73,8 @@ def run(arguments: list[str]) -> None:
         idle_seconds=given.idle_seconds,
         lifetime_seconds=given.lifetime_seconds,
         max_upload_bytes=int(given.max_upload_mb * 1_000_000),
+        max_connections=given.max_connections,
+        client_seconds=given.client_seconds,
     )
     scenes = sample_scenes(agent.config, given.images, resize_size)
     name = find_agent(given.agent).name

@@ -55,6 +55,7 @@ def run(arguments: list[str]) -> None:
     """Fine-tunes a teacher, or goes on with one."""
     positionals, options = split_positionals(arguments, most=2)
     refuse(options, ("--agent.num-classes", "--agent.labels"), "the classes come from the data")
+    refuse(options, ("--agent.preprocess-size",), "it is --resize-size of the data")
     refuse(options, ("--path",), "name the data after the recipe")
     recipe, path = choose_recipe(positionals, wants_help(options) or "--resume" in options)
     base = get_recipe(recipe)

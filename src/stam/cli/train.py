@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import tyro
 
 from stam.cli import zoo
@@ -13,14 +14,18 @@ from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
 from stam.cli.processes import processes
 from stam.cli.recipes import choose_recipe, recipes_and_data, refuse, require_as_begun
-from stam.config import AgentConfig
+from stam.config import CORE_SIZES, AgentConfig
+from stam.errors import require
 from stam.learning import distributed, experiment
+from stam.learning.fitting import Fit, default_core, fit
+from stam.learning.optimisation import choose_device
 from stam.learning.recipes import get_recipe
+from stam.learning.runs import RunFolder
 from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
 
 SHOWN = (
-    *("out", "resume", "init", "teacher", "image_size", "glimpse_size", "num_glimpses", "core", "policy"),
-    *("consistency", "epochs", "batch_size", "base_lr", "device", "fast", "seed", "tensorboard"),
+    *("out", "resume", "minutes", "init", "teacher", "image_size", "glimpse_size", "num_glimpses", "core"),
+    *("policy", "consistency", "epochs", "batch_size", "base_lr", "device", "fast", "seed", "tensorboard"),
 )
 
 
@@ -31,6 +36,9 @@ class Arguments:
     Attributes:
         out: The run folder; everything goes there. Needed.
         resume: Go on with the run in --out, exactly where it stopped.
+        minutes: Time for everything, the teacher included: settings are chosen to make the best of it. Only
+            for recipes for own images (tiny, small, base); without it, a training takes as long as pays on a
+            GPU, and 30 minutes on a CPU.
         init: Where the core starts: a weights file, a run, package:NAME, hub:NAME, or none.
         teacher: A whole-image teacher: the --out folder of `stam teacher`, or a weights file. Without one, a
             teacher is fine-tuned on the data first.
@@ -45,6 +53,7 @@ class Arguments:
 
     out: Path | None = None
     resume: bool = False
+    minutes: float | None = None
     init: str = "none"
     teacher: str | None = None
     class_indices: tuple[int, ...] | None = None
@@ -67,25 +76,88 @@ def run(arguments: list[str]) -> None:
         zoo.train(positionals, options)
         return
     refuse(options, ("--num-classes", "--labels"), "the classes come from the data")
+    refuse(options, ("--preprocess-size",), "it is --resize-size of the data")
     refuse(options, ("--path",), "name the data after the recipe")
     recipe, path = choose_recipe(positionals, wants_help(options) or "--resume" in options)
     base = get_recipe(recipe)
     if path is not None:
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, path=path))
-    default = Arguments(**{field.name: getattr(base, field.name) for field in dataclasses.fields(RunConfig)})
     about = recipes_and_data(in_full="--help-all" in options)
-    parsed = parse(Arguments, "train", options, default, about, SHOWN)
+    parsed = parse(Arguments, "train", options, arguments_of(base), about, SHOWN)
     out = require_out(parsed.out, "stam train digits --out RUN")
+    require(
+        parsed.minutes is None or recipe in CORE_SIZES,
+        f"--minutes is for recipes that are fitted to your images: {', '.join(CORE_SIZES)}, not {recipe}",
+    )
     loggers = (tensorboard_logger(out),) if parsed.tensorboard else ()
     with processes(parsed.training.device):
         if parsed.resume:
             require_as_begun(out, "train", recipe if positionals else None, path, options)
             experiment.resume(out, loggers)
+        elif recipe in CORE_SIZES:
+            RunFolder.require_free(out)
+            fitted = fit_recipe(parsed, options)
+            parsed = parse(Arguments, "train", options, arguments_of(fitted.choice.config, parsed))
+            experiment.require_batches(fitted.num_train, parsed.training.batch_size, "--batch-size")
+            if distributed.rank() == 0:
+                explain(fitted, config_of(parsed))
+            experiment.begin(config_of(parsed), out, recipe, loggers)
         else:
             experiment.begin(config_of(parsed), out, recipe, loggers)
         if distributed.rank() == 0:
             print(f"trained; the run is in {out}", file=sys.stderr)
             next_command(f"stam evaluate {out}")
+
+
+def arguments_of(config: RunConfig, given: Arguments | None = None) -> Arguments:
+    """Returns an experiment as arguments; what is no part of it is as given."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(RunConfig)}
+    return dataclasses.replace(given or Arguments(), **values)
+
+
+def fit_recipe(parsed: Arguments, options: list[str]) -> Fit:
+    """Fits a recipe to the images and the machine; with several processes the first one does."""
+    if distributed.rank() == 0:
+        print("looking at the images and timing a few batches", file=sys.stderr)
+    require(
+        parsed.minutes is None or not was_given(options, "--epochs"),
+        "--minutes chooses the number of epochs: leave out --epochs",
+    )
+    config = config_of(parsed)
+    if not was_given(options, "--core"):
+        core = default_core(config.training.device)
+        config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, core=core))
+    return distributed.from_first(lambda: fit(config, parsed.minutes))
+
+
+def explain(fitted: Fit, config: RunConfig) -> None:
+    """Says what was chosen and why, and how long it will take."""
+    device = choose_device(config.training.device)
+    name = f"the GPU {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "the CPU"
+    expected = fitted.expected(config)
+    parts = [f"{duration(expected.agent)} for the agent"]
+    parts += [f"{duration(expected.teacher)} for its teacher"] if expected.teacher else []
+    images = f"{fitted.num_train:,} training and {fitted.num_val:,} validation images"
+    lines = [
+        f"{images} of {fitted.num_classes} classes; chosen for them:",
+        *(f"  {reason}" for reason in fitted.choice.reasons),
+        f"  core {config.agent.core}, on {name}",
+        f"expected time: {duration(expected.total)} ({', '.join(parts)})",
+    ]
+    lines += [f"  {fitted.note}"] if fitted.note else []
+    print("\n".join(lines), file=sys.stderr)
+
+
+def duration(seconds: float) -> str:
+    """Returns a time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def was_given(options: list[str], name: str) -> bool:
+    """Tells whether an option was given."""
+    return any(option.split("=")[0] == name for option in options)
 
 
 def config_of(parsed: Arguments) -> RunConfig:

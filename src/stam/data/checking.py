@@ -1,13 +1,25 @@
 """Whether every image really decodes, found out before the first batch instead of in the middle of a run."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from stam.data.memory import one_at_a_time, recall, remember
 from stam.data.parallel import map_with_progress
 from stam.data.scenes import Scenes
 from stam.errors import DataError
 from stam.shapes import Int
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """Scenes that can tell whether they are the same as at an earlier time without decoding any."""
+
+    def fingerprint(self) -> str:
+        """Returns a hash that changes with every image."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -33,6 +45,9 @@ def check_images(
 ) -> ImageReport:
     """Decodes every image once, in parallel.
 
+    What was found in a folder of images is remembered (see `stam.data.memory`): as long as no file changes,
+    the next check decodes only those that could not be read, and of several processes only one checks.
+
     Args:
         scenes: What to check.
         skip_unreadable: Report the images that cannot be read instead of raising.
@@ -44,16 +59,17 @@ def check_images(
         DataError: An image cannot be read (unless skipped), or a class has no readable image left.
     """
 
-    def problem(index: int) -> str | None:
-        try:
-            scenes.load(index)
-        except DataError as error:
-            return str(error)
-        return None
+    def check(indices: Sequence[int]) -> dict[int, str]:
+        found = map_with_progress(
+            lambda index: _problem(scenes, index), indices, description, num_workers, progress
+        )
+        return {index: problem for index, problem in zip(indices, found, strict=True) if problem is not None}
 
-    problems = list(map_with_progress(problem, range(len(scenes)), description, num_workers, progress))
-    unreadable = tuple(found for found in problems if found is not None)
-    readable = np.flatnonzero(np.array([found is None for found in problems], dtype=bool))
+    problems = _remembered(scenes, check)
+    unreadable = tuple(problems.values())
+    is_readable = np.ones(len(scenes), dtype=bool)
+    is_readable[list(problems)] = False
+    readable = np.flatnonzero(is_readable)
     if unreadable and not skip_unreadable:
         others = f" (and {len(unreadable) - 1} more of {len(scenes)} images)" if len(unreadable) > 1 else ""
         raise DataError(f"{unreadable[0]}{others}: repair or remove, or pass --skip-unreadable")
@@ -63,3 +79,26 @@ def check_images(
         if had and not left:
             raise DataError(f"no image of class '{name}' can be read, the first: {unreadable[0]}")
     return ImageReport(readable, unreadable)
+
+
+def _problem(scenes: Scenes, index: int) -> str | None:
+    """Returns why a scene cannot be read; nothing where it can."""
+    try:
+        scenes.load(index)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _remembered(scenes: Scenes, check: Callable[[Sequence[int]], dict[int, str]]) -> dict[int, str]:
+    """Returns the problem of each scene that cannot be read, checking no more than is not known."""
+    everything = range(len(scenes))
+    if not isinstance(scenes, Fingerprinted):
+        return check(everything)
+    key = scenes.fingerprint()
+    with one_at_a_time(key):
+        suspects = recall(key, len(scenes))
+        problems = check(everything if suspects is None else suspects)
+        if suspects is None:
+            remember(key, len(scenes), problems)
+    return problems

@@ -160,7 +160,7 @@ def _check_folders(source: Path, out: Path) -> None:
     if out.is_dir() and any(out.iterdir()):
         try:
             is_ours = json.loads((out / REPORT_NAME).read_text())["dataset"] == FmowReport.dataset
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             is_ours = False
         if not is_ours:
             raise DataError(
@@ -237,7 +237,7 @@ def _read_boxes(path: Path) -> list[Any]:
         boxes = json.loads(path.read_text())["bounding_boxes"]
     except FileNotFoundError as error:
         raise _SkipError("no json beside the image") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _SkipError("malformed json") from error
     if not isinstance(boxes, list):
         raise _SkipError("malformed json")

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from stam.config import is_writable
 from stam.data.images import IMAGE_SUFFIXES, decode_image, is_image
-from stam.data.splits import TRAIN, VAL_NAMES, Entry, SplitPlan, Splits, divide
+from stam.data.memory import fingerprint
+from stam.data.splits import TEST, TRAIN, VAL_NAMES, Entry, SplitPlan, Splits, divide
 from stam.errors import DataError
 from stam.shapes import UInt8
 
@@ -36,12 +38,17 @@ class ImageFolder:
         """Decodes one image."""
         return decode_image(self.root / self.names[index], decode_size=decode_size)
 
+    def fingerprint(self) -> str:
+        """Returns a hash of every image's path, size and modification time."""
+        return fingerprint(self.root, self.names)
+
 
 def open_folder(root: Path, plan: SplitPlan | None = None) -> Splits:
     """Opens a folder of class folders, with its own split or a seeded one.
 
     Args:
-        root: Holds `train` and `val` (or `valid`, `validation`, `test`), or the class folders themselves.
+        root: Holds `train` and `val` (or `valid`, `validation`) or `test` or both, or the class folders
+            themselves.
         plan: How to split where the folder has no split of its own.
 
     Raises:
@@ -53,9 +60,11 @@ def open_folder(root: Path, plan: SplitPlan | None = None) -> Splits:
         raise DataError(f"cannot read {error.filename or root}: {error.strerror or error}") from error
     classes = tuple(sorted({entry.class_name for entry in entries}))
     parts = divide(entries, classes, str(root), plan or SplitPlan())
-    train = ImageFolder(root, [entries[index] for index in parts.train], classes)
-    val = ImageFolder(root, [entries[index] for index in parts.val], classes)
-    return Splits(train, val, parts.record)
+    train, val, test = (
+        ImageFolder(root, [entries[index] for index in part], classes)
+        for part in (parts.train, parts.val, parts.test)
+    )
+    return Splits(train, val, parts.record, test if len(test) else None)
 
 
 def list_folder(root: Path) -> list[Entry]:
@@ -71,6 +80,8 @@ def list_folder(root: Path) -> list[Entry]:
         raise DataError(f"no classes in {root}: {found}; expected one folder of images for each class")
     entries = []
     for split, folder in class_folders:
+        if not is_writable(folder.name):
+            raise DataError(f"the name of class folder {os.fsencode(folder)!r} is not UTF-8: rename it")
         files = image_files(folder)
         if not files:
             allowed = " ".join(IMAGE_SUFFIXES)
@@ -112,7 +123,7 @@ def _class_folders(root: Path) -> list[tuple[str | None, Path]]:
     """
     folders = _subfolders(root)
     splits = {path.name: classes for path in folders if (classes := _subfolders(path))}
-    val_name = next((name for name in VAL_NAMES if name in splits), None)
-    if TRAIN not in splits and val_name is None:
+    named = [next((name for name in VAL_NAMES if name in splits), None), TEST]
+    if TRAIN not in splits and not any(name in splits for name in named):
         return [(None, folder) for folder in folders]
-    return [(split, folder) for split in (TRAIN, val_name) if split in splits for folder in splits[split]]
+    return [(split, folder) for split in (TRAIN, *named) if split in splits for folder in splits[split]]

@@ -7,6 +7,12 @@ from stam.errors import require
 from stam.shapes import Int
 
 
+def epoch_size(num_scenes: int, fraction: float, batch_size: int = 1) -> int:
+    """Returns how many scenes an epoch shows; see `epoch_indices`."""
+    require(0 < fraction <= 1, f"fraction must be above 0 and at most 1, got {fraction}")
+    return min(num_scenes, max(round(fraction * num_scenes), batch_size))
+
+
 def epoch_indices(
     num_scenes: int, epoch: int, fraction: float, seed: int, batch_size: int = 1
 ) -> Int[np.ndarray, "chosen"]:
@@ -21,9 +27,14 @@ def epoch_indices(
         seed: The seed of the run.
         batch_size: The least number of scenes, where there are so many.
     """
-    require(0 < fraction <= 1, f"fraction must be above 0 and at most 1, got {fraction}")
-    num_chosen = min(num_scenes, max(round(fraction * num_scenes), batch_size))
-    return random_order(num_scenes, "epoch", seed, epoch)[:num_chosen]
+    num_chosen = epoch_size(num_scenes, fraction, batch_size)
+    return random_order(num_scenes, "epoch", seed, epoch)[:num_chosen].copy()  # a slice would keep the rest
+
+
+def num_whole_batches(num_chosen: int, batch_size: int, world_size: int = 1) -> int:
+    """Returns how many batches `batches` makes of so many scenes without a last incomplete one."""
+    _require_shareable(num_chosen, batch_size, world_size)
+    return num_chosen // batch_size
 
 
 def batches(
@@ -46,15 +57,7 @@ def batches(
             and it is still left out where it has fewer scenes than there are ranks.
     """
     _require_rank(rank, world_size)
-    require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}")
-    require(
-        batch_size % world_size == 0,
-        f"batch_size {batch_size} cannot be shared by {world_size} processes: use a multiple of {world_size}",
-    )
-    require(
-        not drop_last or len(indices) >= batch_size,
-        f"batch_size {batch_size} is larger than the {len(indices)} scenes: use at most {len(indices)}",
-    )
+    _require_shareable(len(indices) if drop_last else batch_size, batch_size, world_size)
     starts = range(0, len(indices), batch_size)
     whole = [indices[start : start + batch_size] for start in starts]
     if whole and len(whole[-1]) < (batch_size if drop_last else world_size):
@@ -70,3 +73,16 @@ def evaluation_indices(num_scenes: int, rank: int = 0, world_size: int = 1) -> I
 
 def _require_rank(rank: int, world_size: int) -> None:
     require(0 <= rank < world_size, f"rank must be in 0..{world_size - 1}, got {rank}")
+
+
+def _require_shareable(num_scenes: int, batch_size: int, world_size: int) -> None:
+    """Raises where scenes do not make one batch, or ranks cannot share it."""
+    require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}")
+    require(
+        batch_size % world_size == 0,
+        f"batch_size {batch_size} cannot be shared by {world_size} processes: use a multiple of {world_size}",
+    )
+    require(
+        num_scenes >= batch_size,
+        f"batch_size {batch_size} is larger than the {num_scenes} scenes: use at most {num_scenes}",
+    )

@@ -17,11 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from stam.data.images import decode_image, is_image
-from stam.data.splits import TRAIN, VAL_NAMES, Entry, SplitPlan, Splits, divide
+from stam.data.splits import SPLIT_NAMES, TEST, TRAIN, VAL_NAMES, Entry, SplitPlan, Splits, divide
 from stam.errors import DataError
 from stam.shapes import UInt8
 
-_SPLIT_NAMES = (TRAIN, *VAL_NAMES)
 _CLASS_SUFFIX = ".cls"
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
@@ -67,21 +66,19 @@ def is_tar(path: Path) -> bool:
 def find_shards(path: Path) -> list[Path]:
     """Returns the tars that a path means: one tar, a pattern such as `train-*.tar`, or a folder of tars.
 
-    With training tars come the validation tars beside them that are named alike (`x-train.tar`, `x-val.tar`).
-    A folder holds its tars directly, and nothing but tars then, or in `train` and `val`.
+    With training tars come the validation and test tars beside them that are named alike (`x-train.tar`,
+    `x-val.tar`). A folder holds its tars directly, and nothing else then, or in `train`, `val` and `test`.
     """
     if path.is_dir():
         folders = [
             child for child in sorted(path.iterdir()) if child.is_dir() and not child.name.startswith(".")
         ]
-        places = [folder for folder in folders if folder.name in _SPLIT_NAMES] if folders else [path]
+        places = [folder for folder in folders if folder.name in SPLIT_NAMES] if folders else [path]
         return [tar for place in places for tar in sorted(place.iterdir()) if is_tar(tar)]
     found = _matches(path)
     if found and TRAIN in path.name:
-        for val_name in VAL_NAMES:
-            beside = _matches(path.with_name(path.name.replace(TRAIN, val_name)))
-            if beside:
-                return found + beside
+        beside = {name: _matches(path.with_name(path.name.replace(TRAIN, name))) for name in SPLIT_NAMES[1:]}
+        return found + next((beside[name] for name in VAL_NAMES if beside[name]), []) + beside[TEST]
     return found
 
 
@@ -109,11 +106,11 @@ def open_shards(path: Path, plan: SplitPlan | None = None) -> Splits:
     images, entries = [image for image, _ in found], [entry for _, entry in found]
     classes = _ordered({entry.class_name for entry in entries}, by_number=is_sampled)
     parts = divide(entries, classes, str(path), plan or SplitPlan())
-    train, val = (
+    train, val, test = (
         TarShards([images[index] for index in part], [entries[index] for index in part], classes)
-        for part in (parts.train, parts.val)
+        for part in (parts.train, parts.val, parts.test)
     )
-    return Splits(train, val, parts.record)
+    return Splits(train, val, parts.record, test if len(test) else None)
 
 
 def index_tar(shard: Path) -> list[Member]:
@@ -160,7 +157,7 @@ def _split_of_shard(shard: Path, root: Path) -> str | None:
     """Finds a split among the folders and words of a tar's name, from the data's root on."""
     place = shard.relative_to(root)
     words = {*place.parts[:-1], *re.split(r"[^a-z]+", place.stem.lower())}
-    return next((name for name in _SPLIT_NAMES if name in words), None)
+    return next((name for name in SPLIT_NAMES if name in words), None)
 
 
 def _entry(member: Member, root: Path, class_name: str, split: str | None) -> Entry:
@@ -182,7 +179,7 @@ def _list_folders(members: Sequence[Member], root: Path) -> list[tuple[Member, E
         # The folders that all images share are no class, unless nothing is left (there is one class only).
         class_name = folders[min(depth[split], len(folders) - 1)]
         for folder, below in itertools.pairwise(folders):
-            if folder in _SPLIT_NAMES:
+            if folder in SPLIT_NAMES:
                 split, class_name = folder, below
                 break
         found.append((member, _entry(member, root, class_name, split)))

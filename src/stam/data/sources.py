@@ -15,28 +15,36 @@ DIGITS = "digits"
 
 
 def open_scenes(
-    source: str | Path, *, val_fraction: float = 0.1, seed: int = 0, record: SplitRecord | None = None
+    source: str | Path,
+    *,
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.0,
+    seed: int = 0,
+    record: SplitRecord | None = None,
 ) -> Splits:
-    """Opens whatever the source names, to train and validate on.
+    """Opens whatever the source names, to train, validate and test on.
 
     Args:
         source: `digits` (the embedded default), a folder of class folders, a tar, a pattern such as
             `train-*.tar`, a folder of tars, or digits in an `.npz` file, of which cluttered scenes are made.
             A folder that is itself called digits is `./digits`.
         val_fraction: The share to validate on, where the data has no split of its own.
+        test_fraction: The share to test on, where the data has no test part of its own.
         seed: Seed of that split; for digits, of the scenes.
         record: The split of an earlier run, to be followed even if files were added since.
 
     Raises:
         DataError: There is nothing there, or it is not laid out as it must be.
     """
-    return _open(source, SplitPlan(val_fraction, seed, record))
+    return _open(source, SplitPlan(val_fraction, seed, record, test_fraction=test_fraction))
 
 
 def open_for_evaluation(
     source: str | Path, classes: tuple[str, ...], *, seed: int = 0, record: SplitRecord | None = None
 ) -> Scenes:
-    """Opens the scenes to evaluate an agent on: the validation part, or all of a source that has no split.
+    """Opens the scenes to evaluate an agent on.
+
+    They are the test part, if there is none the validation part, or all of a source that has no split.
 
     Args:
         source: As for `open_scenes`.
@@ -47,7 +55,10 @@ def open_for_evaluation(
     Raises:
         DataError: There is nothing there, it is laid out otherwise, or the agent does not know a class.
     """
-    scenes = _open(source, SplitPlan(seed=seed, record=record, val_only=True)).val
+    splits = _open(source, SplitPlan(seed=seed, record=record, val_only=True))
+    tests = splits.test is not None and (record is None or record.num_test > 0)
+    scenes = splits.test if tests else splits.val
+    assert scenes is not None
     return scenes if scenes.classes == classes else Relabelled(scenes, classes)
 
 

@@ -1,7 +1,9 @@
-"""Which images train and which validate: as the data says, or a seeded split that a run can record."""
+"""Which images train, validate and test: as the data says, or a seeded split that a run can record."""
 
+import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +14,13 @@ import numpy as np
 from stam.config import from_plain, to_plain
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes
-from stam.errors import ConfigError, DataError, require
-from stam.files import save_content
+from stam.errors import ConfigError, DataError, FileError, require
+from stam.files import read_json, save_content
 from stam.shapes import Int
 
-TRAIN = "train"
-VAL_NAMES = ("val", "valid", "validation", "test")  # the first that is there is used
+TRAIN, TEST = "train", "test"
+VAL_NAMES = ("val", "valid", "validation")  # the first that is there is used
+SPLIT_NAMES = (TRAIN, *VAL_NAMES, TEST)
 
 
 class Entry(NamedTuple):
@@ -26,7 +29,7 @@ class Entry(NamedTuple):
     Attributes:
         name: What it is called within the source; unique there.
         class_name: Its class.
-        split: `train` or one of `VAL_NAMES`; `None` where the data does not say.
+        split: One of `SPLIT_NAMES`; `None` where the data does not say.
     """
 
     name: str
@@ -41,11 +44,13 @@ class SplitRecord:
     Attributes:
         classes: Class names, in label order.
         num_train: Training scenes.
-        num_val: Validation scenes.
+        num_val: Validation scenes, which choose the best checkpoint.
         digest: A hash of all names in order; it differs where files were added, removed or renamed.
         seed: The seed of a split made here; `None` where the data came with one.
         train: Names of the training images of a split made here.
         val: Names of its validation images.
+        num_test: Test scenes, which choose nothing; 0 where there are none.
+        test: Names of the test images of a split made here.
     """
 
     classes: tuple[str, ...]
@@ -55,15 +60,25 @@ class SplitRecord:
     seed: int | None = None
     train: tuple[str, ...] = ()
     val: tuple[str, ...] = ()
+    num_test: int = 0
+    test: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Training and validation scenes of a source."""
+    """The scenes of a source.
+
+    Attributes:
+        train: What is learned from.
+        val: What chooses the best checkpoint.
+        record: Which scenes these are.
+        test: What results are reported on; `None` where the source has no such part.
+    """
 
     train: Scenes
     val: Scenes
     record: SplitRecord
+    test: Scenes | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,7 @@ class SplitPlan:
 
     Attributes:
         val_fraction: The share to validate on, where the data does not say.
+        test_fraction: The share to test on, where the data does not say.
         seed: Seed of that split.
         record: An earlier division of the source, followed whatever was added since.
         val_only: Nothing is trained: all of a source without a split validates, and any classes will do.
@@ -81,6 +97,7 @@ class SplitPlan:
     seed: int = 0
     record: SplitRecord | None = None
     val_only: bool = False
+    test_fraction: float = 0.0
 
 
 class Division(NamedTuple):
@@ -88,6 +105,7 @@ class Division(NamedTuple):
 
     train: Int[np.ndarray, "train"]
     val: Int[np.ndarray, "val"]
+    test: Int[np.ndarray, "test"]
     record: SplitRecord
 
 
@@ -99,11 +117,8 @@ def save_record(record: SplitRecord, path: Path) -> None:
 def load_record(path: Path) -> SplitRecord:
     """Reads a record back."""
     try:
-        values = json.loads(path.read_text())
-        if not isinstance(values, dict):
-            raise ValueError("it is not a JSON object")
-        return from_plain(SplitRecord, values)
-    except (OSError, ValueError, ConfigError) as error:
+        return from_plain(SplitRecord, read_json(path, most_bytes=2**30))  # the names of all images
+    except (FileError, ConfigError) as error:
         raise DataError(f"cannot read the split record {path}: {error}") from error
 
 
@@ -127,7 +142,10 @@ def stratified_split(
 
 
 def divide(entries: Sequence[Entry], classes: tuple[str, ...], where: str, plan: SplitPlan) -> Division:
-    """Divides the images of a source into training and validation.
+    """Divides the images of a source into training, validation and test.
+
+    A part named `test` chooses nothing. Where the data has no validation part, one is split off the training
+    images.
 
     Args:
         entries: All images.
@@ -136,27 +154,39 @@ def divide(entries: Sequence[Entry], classes: tuple[str, ...], where: str, plan:
         plan: How to divide.
 
     Raises:
-        DataError: The classes or the parts are not usable, or the source no longer holds what was recorded.
+        DataError: There is too little to divide, or the source no longer holds what was recorded.
     """
     record = plan.record
     if record is not None and record.classes != classes:
         changed = set(record.classes) ^ set(classes)
         raise DataError(f"the classes of {where} changed since the split was recorded: {some_names(changed)}")
     if record is not None and record.seed is not None:
-        return Division(_find(record.train, entries, where), _find(record.val, entries, where), record)
-    train, val = _parts_in_data(entries)
+        train, val, test = (_find(names, entries, where) for names in (record.train, record.val, record.test))
+        if record.num_test and not record.test:  # the data's own
+            test = _parts_in_data(entries)[2]
+        return Division(train, val, test, record)
+    train, val, test = _parts_in_data(entries)
+    if record is not None and record.num_test == 0 and not len(val):
+        val, test = test, val  # of a version that validated on a part named test
     if plan.val_only:
-        val = val if len(val) else train
-        return Division(train[:0], val, _describe(entries, classes, train[:0], val, None))
+        val = next((part for part in (val, test, train) if len(part)), train)
+        return Division(train[:0], val, test, _describe(entries, classes, train[:0], val, test, None))
     if len(classes) == 1:
         raise DataError(f"{where} holds one class only ('{classes[0]}'): a classifier needs two or more")
-    if len(val):
-        _require_same_classes(entries, train, val, where)
-        return Division(train, val, _describe(entries, classes, train, val, None))
+    for part in (val, test):
+        if len(part):
+            _require_same_classes(entries, train, part, where)
+    makes_test = plan.test_fraction > 0 and not len(test)
+    if len(val) and not makes_test:
+        return Division(train, val, test, _describe(entries, classes, train, val, test, None))
     if record is not None:
         raise DataError(f"{where} had a validation part when its split was recorded: bring it back")
-    train, val = _split_by_seed(entries, classes, where, plan)
-    return Division(train, val, _describe(entries, classes, train, val, plan.seed))
+    if makes_test:
+        train, test = _split_by_seed(entries, train, classes, where, plan.test_fraction, plan.seed)
+    if not len(val):
+        train, val = _split_by_seed(entries, train, classes, where, plan.val_fraction, plan.seed)
+    record = _describe(entries, classes, train, val, test, plan.seed)
+    return Division(train, val, test, record if makes_test else dataclasses.replace(record, test=()))
 
 
 def some_names(names: Iterable[str], limit: int = 3) -> str:
@@ -166,24 +196,32 @@ def some_names(names: Iterable[str], limit: int = 3) -> str:
     return ", ".join(f"'{name}'" for name in ordered[:limit]) + rest
 
 
-def _parts_in_data(entries: Sequence[Entry]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the parts that the data names; without a validation part, all of it and nothing."""
+def _parts_in_data(entries: Sequence[Entry]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the training, validation and test part that the data names; without any, all trains."""
     splits = np.array([entry.split or "" for entry in entries])
-    for name in VAL_NAMES:
-        if (splits == name).any():
-            return np.flatnonzero(splits == TRAIN), np.flatnonzero(splits == name)
-    return np.arange(len(entries)), np.arange(0)
+    val_name = next((name for name in VAL_NAMES if (splits == name).any()), None)
+    val, test = np.flatnonzero(splits == val_name), np.flatnonzero(splits == TEST)
+    if not len(val) and not len(test):
+        return np.arange(len(entries)), val, test
+    return np.flatnonzero(splits == TRAIN), val, test
 
 
 def _split_by_seed(
-    entries: Sequence[Entry], classes: tuple[str, ...], where: str, plan: SplitPlan
+    entries: Sequence[Entry],
+    chosen: np.ndarray,
+    classes: tuple[str, ...],
+    where: str,
+    fraction: float,
+    seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Splits a share off some of the entries."""
     label_of = {name: label for label, name in enumerate(classes)}
-    labels = np.array([label_of[entry.class_name] for entry in entries], dtype=np.int64)
+    labels = np.array([label_of[entries[index].class_name] for index in chosen], dtype=np.int64)
     for name, count in zip(classes, np.bincount(labels, minlength=len(classes)), strict=True):
         if count < 2:
             raise DataError(f"class '{name}' in {where} has one image, too few to split: add another")
-    return stratified_split(labels, plan.val_fraction, plan.seed)
+    kept, split_off = stratified_split(labels, fraction, seed)
+    return chosen[kept], chosen[split_off]
 
 
 def _require_same_classes(entries: Sequence[Entry], train: np.ndarray, val: np.ndarray, where: str) -> None:
@@ -220,10 +258,17 @@ def _find(names: Sequence[str], entries: Sequence[Entry], where: str) -> np.ndar
 
 
 def _describe(
-    entries: Sequence[Entry], classes: tuple[str, ...], train: np.ndarray, val: np.ndarray, seed: int | None
+    entries: Sequence[Entry],
+    classes: tuple[str, ...],
+    train: np.ndarray,
+    val: np.ndarray,
+    test: np.ndarray,
+    seed: int | None,
 ) -> SplitRecord:
-    train_names = tuple(entries[index].name for index in train)
-    val_names = tuple(entries[index].name for index in val)
-    digest = hashlib.sha256("\n".join((*train_names, "", *val_names)).encode()).hexdigest()[:16]
-    kept = (train_names, val_names) if seed is not None else ((), ())
-    return SplitRecord(classes, len(train), len(val), digest, seed, *kept)
+    names = [tuple(entries[index].name for index in part) for part in (train, val, test)]
+    lines = [*names[0], "", *names[1], *(["", *names[2]] if names[2] else [])]
+    digest = hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:16]  # names may be any bytes
+    kept = names if seed is not None else [(), (), ()]
+    return SplitRecord(
+        classes, len(train), len(val), digest, seed, kept[0], kept[1], num_test=len(test), test=kept[2]
+    )

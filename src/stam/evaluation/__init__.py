@@ -1,7 +1,13 @@
 """Every number of the paper's analysis, for any agent and data: plain results, no pictures."""
 
 from stam.evaluation.comparison import Comparison, compare
-from stam.evaluation.cost import actor_multiply_adds, core_multiply_adds, measure_cost, multiply_adds
+from stam.evaluation.cost import (
+    actor_multiply_adds,
+    core_multiply_adds,
+    measure_cost,
+    multiply_adds,
+    step_multiply_adds,
+)
 from stam.evaluation.early_exit import Exits, fit_threshold, look_until_sure, sweep, time_early_exit
 from stam.evaluation.evaluate import EvaluationPlan, evaluate, reader_for
 from stam.evaluation.examples import Example, collect_examples, load_examples, save_examples
@@ -34,6 +40,7 @@ __all__ = [
     "reader_for",
     "save_evaluation",
     "save_examples",
+    "step_multiply_adds",
     "sweep",
     "time_early_exit",
 ]

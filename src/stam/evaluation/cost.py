@@ -16,8 +16,10 @@ from stam.model.policy import GreedyPolicy, Policy
 BATCH_SIZES = (1, 64)
 
 
-def core_multiply_adds(config: AgentConfig, num_patches: int) -> int:
+def core_multiply_adds(config: AgentConfig, num_patches: int, num_remembered: int = 0) -> int:
     """Counts the products of encoding so many patches of one scene and classifying it.
+
+    With `num_remembered` the patches also attend to so many that were encoded before (a causal core).
 
     Counted are all matrix products: patch projection, query, key and value, attention (twice), its
     projection, the MLPs, and both classifiers. The last block serves the two read-out tokens only, and only
@@ -30,13 +32,21 @@ def core_multiply_adds(config: AgentConfig, num_patches: int) -> int:
     def block(queries: int) -> int:
         key_value = 2 * tokens * width * width
         query_and_projection = 2 * queries * width * width
-        attention = 2 * queries * tokens * width
+        attention = 2 * queries * (tokens + num_remembered) * width
         mlp = 2 * queries * width * hidden
         return key_value + query_and_projection + attention + mlp
 
     embedding = num_patches * patch_pixels * width
     classifiers = 2 * width * config.num_classes
     return embedding + (config.depth - 1) * block(tokens) + block(readout) + classifiers
+
+
+def step_multiply_adds(config: AgentConfig, num_glimpses: int) -> int:
+    """Counts the products of the core after so many glimpses: all are encoded again, or the latest alone."""
+    each = config.grid.patches_per_glimpse
+    if config.core == "causal":
+        return core_multiply_adds(config, each, each * (num_glimpses - 1))
+    return core_multiply_adds(config, each * num_glimpses)
 
 
 def actor_multiply_adds(config: AgentConfig, num_seen: int, batch_size: int = 1) -> int:
@@ -56,7 +66,7 @@ def actor_multiply_adds(config: AgentConfig, num_seen: int, batch_size: int = 1)
 def multiply_adds(config: AgentConfig, num_glimpses: int, policy: Policy) -> Cost:
     """Counts the multiply-adds of each of 1..n steps; the actor's where it decides."""
     steps = range(1, num_glimpses + 1)
-    core = [core_multiply_adds(config, n * config.grid.patches_per_glimpse) for n in steps]
+    core = [step_multiply_adds(config, n) for n in steps]
     decided = [n for n in range(1, num_glimpses) if isinstance(policy.at(n), GreedyPolicy)]
     actor = [actor_multiply_adds(config, n) if n in decided else 0 for n in steps]
     per_step = [sum(pair) for pair in zip(core, actor, strict=True)]

@@ -1,6 +1,7 @@
 """A few scenes, step by step: what was seen, what was believed, where the agent wants to look next."""
 
 import io
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stam.data.randomness import random_order
-from stam.errors import StamError
+from stam.errors import StamError, require
 from stam.evaluation.outcomes import located_on_grid
 from stam.evaluation.scenes import SceneBatch, SceneRandomness, SceneReader, first_locations, policy_for
 from stam.files import save_content
@@ -166,12 +167,18 @@ def save_examples(examples: list[Example], path: str | Path) -> None:
 
 def load_examples(path: str | Path) -> list[Example]:
     """Reads examples that `save_examples` wrote."""
+    path = Path(path)
     try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        require(unpacked <= _MOST_BYTES, f"it would unpack to {unpacked} bytes")
         with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        grid = Grid(*(tuple(pair) for pair in arrays["sizes"].tolist())) if "sizes" in arrays else None
+            grid_too = ("sizes",) if "sizes" in stored.files else ()
+            arrays = {name: stored[name] for name in (*_ARRAYS, "label", "classes", "view_sizes", *grid_too)}
+        grid = Grid(*(tuple(pair) for pair in arrays["sizes"].tolist())) if grid_too else None
         sizes = arrays["view_sizes"]
         classes = tuple(str(name) for name in arrays["classes"])
+        _require_sound(arrays, grid, len(classes))
         return [
             Example(
                 label=int(label),
@@ -182,5 +189,44 @@ def load_examples(path: str | Path) -> list[Example]:
             )
             for label, *parts in zip(arrays["label"], *(arrays[name] for name in _ARRAYS), strict=True)
         ]
-    except (OSError, ValueError, KeyError) as error:
-        raise StamError(f"cannot read the examples '{path}': {error}; evaluate again") from error
+    except Exception as error:  # a damaged archive makes numpy and zipfile raise nearly anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise StamError(f"cannot read the examples '{path}': {reason}; evaluate again") from error
+
+
+_MOST_BYTES = 2**30
+
+
+def _require_sound(arrays: dict[str, np.ndarray], grid: Grid | None, num_classes: int) -> None:
+    """Raises unless arrays have the shapes and numbers of examples."""
+    count, num_glimpses = arrays["predictions"].shape
+    parts = arrays["boxes"].shape[2]
+    image_size = arrays["image"].shape[1:3] if grid is None else grid.image_size
+    num_locations = 0 if grid is None else grid.num_locations
+    shapes = {
+        "image": (count, *image_size, 3),
+        "label": (count,),
+        "locations": (count, 0 if grid is None else num_glimpses),
+        "confidences": (count, num_glimpses),
+        "maps": (count, num_glimpses, num_locations),
+        "boxes": (count, num_glimpses, parts, 4),
+        "pixels": (count, num_glimpses),
+        "view_sizes": (num_glimpses, parts, 2),
+    }
+    for name, shape in shapes.items():
+        found = arrays[name].shape
+        require(found == shape, f"'{name}' has the shape {found}, not {shape}")
+    for name, limit in (
+        ("locations", num_locations),
+        ("pixels", 2**31),
+        ("view_sizes", 2**15),
+        ("predictions", num_classes),
+        ("label", num_classes),
+    ):
+        numbers = arrays[name]
+        require(numbers.dtype.kind == "i", f"'{name}' must hold whole numbers")
+        require(bool(((numbers >= 0) & (numbers < limit)).all()), f"'{name}' must be from 0 to {limit - 1}")
+    require(arrays["image"].dtype == np.uint8, "'image' must hold bytes")
+    for name in ("confidences", "maps", "boxes"):
+        finite = arrays[name].dtype.kind == "f" and bool(np.isfinite(arrays[name]).all())
+        require(finite, f"'{name}' must hold finite numbers")

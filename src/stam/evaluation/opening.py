@@ -36,7 +36,7 @@ class Opened:
         agent: The agent.
         scenes: What to evaluate it on.
         source: What that data is called.
-        own_data: Whether it is the run's own validation part.
+        own_data: Whether it is the run's own test or validation part.
         resize_size: The shorter side before the centre crop.
         teacher: The whole-image teacher, if there is one.
         note: Why there is no teacher.
@@ -95,10 +95,11 @@ def open_run(
 
     Args:
         path: A run folder, a weights folder, the name of an agent that ships, or `hub:NAME`.
-        data: `digits`, a folder of class folders, or tar shards; by default the run's own validation part.
+        data: `digits`, a folder of class folders, or tar shards; by default the run's own
+            test part, or its validation part where it has none.
         teacher: A teacher's folder or DeiT file; by default the run's own, if it has one.
         limit: Use so many scenes only, drawn at random, always the same.
-        resize_size: The shorter side before the centre crop; by default as the run says.
+        resize_size: The shorter side before the centre crop; by default as the agent says, or its run.
     """
     require(limit is None or limit >= 1, f"limit must be at least 1, got {limit}")
     place = find_agent(path)
@@ -109,7 +110,7 @@ def open_run(
     record, config, trained_on = None, None, None
     own_data, seed = False, 0
     if resize_size is None:
-        resize_size = recorded_resize_size(place)
+        resize_size = recorded_resize_size(place, agent.facts.resize_size)
     if run is not None:
         config = run.config() if agent.episodic is not None else None
         trained_on = run.data_config()
@@ -128,9 +129,16 @@ def open_run(
         shared = f"'{data}' shares images with '{trained_on.path}', which the agent was trained on"
         note = f"{shared}: the result is too good; {note}"
     scenes = open_for_evaluation(data, labels, seed=seed, record=record)
-    if record is not None and len(scenes) != record.num_val:
-        changed = f"'{data}' has {len(scenes)} validation images, it had {record.num_val} when the run began"
-        note = f"{changed}; {note}" if note else changed
+    if record is not None:
+        part, num_then = ("test", record.num_test) if record.num_test else ("validation", record.num_val)
+        settings["part"] = part
+        if len(scenes) != num_then:
+            changed = f"'{data}' has {len(scenes)} {part} images, it had {num_then} when the run began"
+            note = f"{changed}; {note}" if note else changed
+        elif part == "validation" and place.folder.name == "best":
+            chose = f"these {num_then} images chose the checkpoint 'best' among those of the run"
+            better = "a test part (stam train --test-fraction 0.1, or a folder test) chooses nothing"
+            note = f"{chose}, which flatters it: {better}" + (f"; {note}" if note else "")
     if own_data and trained_on is not None and trained_on.skip_unreadable:
         scenes = Subset(scenes, check_images(scenes, skip_unreadable=True).readable)
     if limit is not None and limit < len(scenes):

@@ -1,7 +1,7 @@
 """What an evaluation found: frozen dataclasses that round-trip through JSON (see docs/evaluation.md)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from stam.config import from_plain, to_plain
-from stam.errors import ConfigError, StamError
-from stam.files import save_content
+from stam.errors import ConfigError, StamError, require
+from stam.files import parse_json, save_content
 from stam.scene.grid import Grid
 from stam.shapes import Float
 
@@ -337,6 +337,43 @@ class Evaluation:
         """Returns the share of the scene after some numbers of glimpses, which may be means."""
         return np.interp(num_glimpses, np.arange(1, self.num_glimpses + 1), self.share)
 
+    def __post_init__(self) -> None:
+        """Checks that its parts are of one evaluation: as many glimpses, seeds and locations in each."""
+        count = self.num_glimpses
+        require(count >= 1, f"num_glimpses must be at least 1, got {count}")
+        require(len(self.image_size) == 2, f"image_size must be [height, width], got {self.image_size}")
+        require(len(self.seeds) >= 1, "seeds must name at least one")
+        _require_length(count, pixels=self.pixels, share=self.share)
+        both = (self.grid is None) == (self.locations is None)
+        require(both, "locations belong to a grid: a result has both or neither")
+        if self.grid is not None and self.locations is not None:
+            places = self.grid.num_locations
+            require(count <= places, f"num_glimpses must be from 1 to {places}, got {count}")
+            _require_length(count, locations=self.locations.counts)
+            for step in self.locations.counts:
+                _require_length(places, counts=step)
+        for readout in vars(self.accuracy).values():
+            for curve in vars(readout).values() if readout is not None else ():
+                _require_length(count, mean=curve.mean, std=curve.std)
+                _require_length(len(self.seeds), per_seed=curve.per_seed)
+                for each in curve.per_seed:
+                    _require_length(count, per_seed=each)
+        for sweep in (self.early_exit.uncalibrated, self.early_exit.calibrated):
+            _require_length(len(sweep.thresholds), **vars(sweep))
+        _require_length(count, exits=self.early_exit.fit.exits)
+        for side in (self.calibration.before, self.calibration.after):
+            _require_length(len(side.counts), confidence=side.confidence, accuracy=side.accuracy)
+        if self.cost is not None:
+            cost = self.cost
+            _require_length(count, core=cost.core, actor=cost.actor, per_step=cost.per_step)
+            _require_length(count, cumulative=cost.cumulative)
+            for each in cost.latency:
+                _require_length(count, per_step_ms=each.per_step_ms, cumulative_ms=each.cumulative_ms)
+        config = self.settings.get("config", {})
+        require(isinstance(config, dict), "settings.config must be an object")
+        for name in ("agent", "data", "training"):
+            require(isinstance(config.get(name, {}), dict), f"settings.config.{name} must be an object")
+
     @property
     def way_of_looking(self) -> str:
         """Who picks the locations, in words."""
@@ -352,7 +389,8 @@ class Evaluation:
         values = dict(values)
         handover, _ = values.pop("handover", None), values.pop("mirrored", False)
         if handover is not None:
-            values["policy"] = f"{values['policy']}:{handover}"
+            require(type(handover) is int, "handover must be a whole number or none")
+            values["policy"] = f"{values.get('policy')}:{handover}"
         if isinstance(values.get("grid"), dict):
             values.setdefault("image_size", values["grid"].get("image_size"))
         return values
@@ -367,6 +405,12 @@ class Evaluation:
         return from_plain(cls, read_format(text, FORMAT, VERSION, where))
 
 
+def _require_length(count: int, **lists: Sized) -> None:
+    """Raises unless each list has so many entries."""
+    for name, entries in lists.items():
+        require(len(entries) == count, f"{name} must have {count} entries, got {len(entries)}")
+
+
 def floats(values: Any) -> Floats:
     """Turns an array into plain numbers."""
     return tuple(float(value) for value in values)
@@ -374,13 +418,10 @@ def floats(values: Any) -> Floats:
 
 def read_format(text: str, name: str, version: str, where: str) -> Mapping[str, Any]:
     """Parses JSON of a named format and refuses another major version."""
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise StamError(f"{where} is not JSON: {error}") from error
+    values = parse_json(text, where)
     if not isinstance(values, dict) or values.get("format") != name:
         raise StamError(f'{where} is not a {name}: expected an object with "format": "{name}"')
-    found = str(values.get("version"))
+    found = str(values.get("version"))[:40]
     if found.split(".")[0] != version.split(".")[0]:
         raise StamError(f"{where} has version {found} of {name}, this one reads {version}: evaluate again")
     return values
@@ -394,7 +435,7 @@ def save_evaluation(evaluation: Evaluation, path: str | Path) -> None:
 def load_evaluation(path: str | Path) -> Evaluation:
     """Reads a result that `save_evaluation` wrote."""
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise StamError(f"cannot read the evaluation '{path}': {error}") from error
     try:

@@ -70,6 +70,7 @@ def evaluate_run(
             keep_earlier(path, evaluation)
         save_examples(shown, examples_path(path))
         save_evaluation(evaluation, path)
+    distributed.wait()  # the result is there for all
     return evaluation, path
 
 
@@ -89,14 +90,16 @@ def evaluated(run: str | Path, device: torch.device, given: Path | None = None) 
         return Path(run)
     agent = find_agent(run)
     path = agent.home / EVALUATION_FILE
-    if path.is_file() and not agent.is_borrowed:
+    (is_missing,) = distributed.any_process(not path.is_file())  # the same for all, before anybody writes it
+    if not is_missing and not agent.is_borrowed:
         if (agent.folder / MODEL_FILE).stat().st_mtime > path.stat().st_mtime:
             print(
                 f"{run} was trained on since it was evaluated: stam evaluate {run} measures it anew",
                 file=sys.stderr,
             )
-    elif not path.is_file():
-        print(f"{run} was not evaluated yet: doing that first", file=sys.stderr)
+    elif is_missing:
+        if distributed.rank() == 0:
+            print(f"{run} was not evaluated yet: doing that first", file=sys.stderr)
         evaluate_run(str(run), EvaluationPlan(precision="auto"), device)
     return path
 

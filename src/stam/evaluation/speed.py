@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from stam.config import AgentConfig
 from stam.data import open_folder
-from stam.evaluation import actor_multiply_adds, core_multiply_adds
+from stam.evaluation import actor_multiply_adds, core_multiply_adds, step_multiply_adds
 from stam.evaluation.timing import in_turn, seconds
 from stam.fast.cuda_graph import GraphedLook
 from stam.learning.loop import Place, Plan, load_batches
@@ -204,15 +204,16 @@ def _folder_of_images(config: RunConfig, wanted: bool) -> Iterator[Path | None]:
 def training_flops(config: AgentConfig, num_glimpses: int, batch_size: int = 1) -> float:
     """Returns the operations a training batch needs for one scene, two for each multiply-add.
 
-    A backward counts as two forwards.
+    A backward counts as two forwards. Beside the pass with gradient there is one without: the look-ahead, or
+    with a causal core the rollout, in which the actor decides too.
     """
-    patches = config.grid.patches_per_glimpse
+    is_causal = config.core == "causal"
     total = core_multiply_adds(config, config.grid.num_patches)  # the teacher
     for count in range(1, num_glimpses + 1):
-        total += 3 * core_multiply_adds(config, patches * count)
+        total += (4 if is_causal else 3) * step_multiply_adds(config, count)
         if count < num_glimpses and config.has_actor:
-            total += core_multiply_adds(config, patches * (count + 1))
-            total += 3 * actor_multiply_adds(config, count, batch_size)
+            total += 0 if is_causal else step_multiply_adds(config, count + 1)
+            total += (4 if is_causal else 3) * actor_multiply_adds(config, count, batch_size)
     return 2.0 * total
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from stam.model.actor_critic import Actor
 from stam.model.agent import Agent, Looker
-from stam.model.core import ReencodingCore
+from stam.model.causal import CausalCore, CausalMemory
+from stam.model.core import Core, ReencodingCore
 from stam.model.randomness import Randomness
 from stam.model.vit import Block
 from stam.shapes import Float, Int
@@ -28,7 +29,6 @@ def can_prepare(agent: Agent) -> bool:
     """Tells whether an agent computes in single precision on a CPU, as a snapshot does."""
     weight = agent.core.pos_embed
     plain = weight.device.type == "cpu" and weight.dtype == torch.float32
-    plain = plain and isinstance(agent.core, ReencodingCore)
     return plain and not torch.is_autocast_enabled("cpu") and not torch.jit.is_tracing()
 
 
@@ -109,12 +109,30 @@ class _PackedBlock:
         query, key, value = self._heads(projected)
         return self._after_attention(x[:, :num_queries], query[:, :, :num_queries], key, value)
 
+    def step(
+        self,
+        x: Float[Tensor, "batch tokens width"],
+        cache: Float[Tensor, "2 batch room width"],
+        taken: int,
+        num_queries: int,
+        mask: Tensor | None,
+    ) -> Float[Tensor, "batch queries width"]:
+        """Returns the last tokens after the block; all are written into the cache after those before."""
+        width, end = x.shape[2], taken + x.shape[1]
+        projected = self.project(x).unflatten(2, (3, width))  # (B, n, 3, D)
+        cache[:, :, taken:end] = projected[:, :, 1:].permute(2, 0, 1, 3)
+        key, value = cache[:, :, :end].unflatten(3, (self.num_heads, -1)).transpose(2, 3)
+        query = projected[:, -num_queries:, 0].unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        return self._after_attention(x[:, -num_queries:], query, key, value, mask)
+
     def _heads(self, projected: Tensor) -> tuple[Tensor, ...]:
         split = projected.unflatten(2, (-1, self.num_heads, self.proj.num_inputs // self.num_heads))
         return split.permute(2, 0, 3, 1, 4).unbind()  # each (B, heads, tokens, D / heads)
 
-    def _after_attention(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        mixed = F.scaled_dot_product_attention(query, key, value)
+    def _after_attention(
+        self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        mixed = F.scaled_dot_product_attention(query, key, value, mask)
         x = self.proj.added_to(x, mixed.transpose(1, 2).flatten(2))
         return self.fc2.added_to(x, self.fc1.gelu(self.norm2(x)))
 
@@ -172,6 +190,8 @@ class FirstBlockCache:
 class PackedCore:
     """The core with packed weights. What a patch alone decides is computed once, when it comes."""
 
+    mixes_counts = False
+
     def __init__(self, core: ReencodingCore) -> None:
         embed = core.patch_embed.proj
         assert embed.bias is not None
@@ -220,6 +240,127 @@ class PackedCore:
         return
 
 
+class _Rows:
+    """Keys and values of a batch of scenes in all blocks, with room for more; several memories may share it.
+
+    Attributes:
+        values: (depth, 2, batch, room, width).
+        count: How many rows are taken, by the longest of the memories that share it.
+    """
+
+    def __init__(self, values: Tensor, count: int) -> None:
+        self.values, self.count = values, count
+
+    def with_room(self, taken: int, more: int) -> "_Rows":
+        """Returns rows of which the first are as these, and after which as many more can be written.
+
+        They are these themselves, where nobody has written after `taken`; so a look copies nothing, and two
+        memories that go on from the same one do not disturb each other.
+        """
+        if self.count == taken and taken + more <= self.values.shape[3]:
+            return self
+        depth, two, batch, _, width = self.values.shape
+        larger = self.values.new_empty(depth, two, batch, 2 * (taken + more), width)
+        larger[:, :, :, :taken] = self.values[:, :, :, :taken]
+        return _Rows(larger, taken)
+
+
+@dataclass(frozen=True)
+class PackedCausalMemory:
+    """What later glimpses need of the patches seen so far, and what was read after the latest.
+
+    Attributes:
+        rows: The patches' keys and values; the first `count` are of this memory.
+        count: How many patches each sample has, padding included.
+        features: Class and distillation feature after the latest glimpse.
+        padding: How many of each sample's first patches are padding; `None` where none are.
+    """
+
+    rows: _Rows
+    count: int
+    features: Float[Tensor, "batch 2 width"]
+    padding: Int[Tensor, " batch"] | None = None
+
+    def select(self, samples: Int[Tensor, " kept"]) -> "PackedCausalMemory":
+        """Returns the memory of some samples."""
+        return self._of(self._plain().select(samples))
+
+    @staticmethod
+    def join(memories: Sequence["PackedCausalMemory"]) -> "PackedCausalMemory":
+        """Joins memories into one batch, of different numbers of glimpses too."""
+        return PackedCausalMemory._of(CausalMemory.join([memory._plain() for memory in memories]))
+
+    def _plain(self) -> CausalMemory:
+        cache = self.rows.values[:, :, :, None, : self.count]  # as if of one head
+        return CausalMemory(cache, self.features, self.padding)
+
+    @staticmethod
+    def _of(memory: CausalMemory) -> "PackedCausalMemory":
+        values = memory.cache[:, :, :, 0]
+        count = values.shape[3]
+        return PackedCausalMemory(_Rows(values, count), count, memory.features, memory.padding)
+
+
+class PackedCausalCore:
+    """The causal core with packed weights. New tokens are written behind the cached ones they attend to.
+
+    Patches come before read-out tokens, which are written over by the next glimpse.
+    """
+
+    mixes_counts = True
+
+    def __init__(self, core: CausalCore) -> None:
+        embed = core.patch_embed.proj
+        assert embed.bias is not None
+        self.num_readout = core.num_readout
+        self.embed = PackedLinear(embed.weight.flatten(1), embed.bias)
+        self.position_embedding = core.pos_embed[0, core.num_readout :].detach().clone()
+        self.readout = core.readout_tokens().detach().clone()
+        blocks = [cast(Block, block) for block in core.blocks]
+        self.blocks = [_PackedBlock(block) for block in blocks]
+        self.norm = _Norm(core.norm)
+        self.heads = tuple(PackedLinear(head.weight, head.bias) for head in (core.head, core.head_dist))
+
+    def remember(
+        self,
+        memory: PackedCausalMemory | None,
+        patches: Float[Tensor, "batch patches pixels"],
+        positions: Int[Tensor, "batch patches"],
+    ) -> PackedCausalMemory:
+        """Encodes the patches of one more glimpse, given those before."""
+        batch, new = positions.shape
+        tokens = self.embed(patches) + F.embedding(positions, self.position_embedding)
+        x = torch.cat((tokens, self.readout.expand(batch, -1, -1)), dim=1)  # (B, p + R, D)
+        taken, padding = (0, None) if memory is None else (memory.count, memory.padding)
+        if memory is None:
+            empty = x.new_empty(len(self.blocks), 2, batch, 0, x.shape[2])
+            rows = _Rows(empty, 0).with_room(0, 4 * x.shape[1])
+        else:
+            rows = memory.rows.with_room(taken, x.shape[1])
+        mask = None
+        if padding is not None:
+            mask = (torch.arange(taken + x.shape[1]) >= padding[:, None])[:, None, None]
+        for block, cache in zip(self.blocks, rows.values.unbind(), strict=True):
+            num_queries = self.num_readout if block is self.blocks[-1] else x.shape[1]
+            x = block.step(x, cache, taken, num_queries, mask)
+        rows.count = taken + new
+        return PackedCausalMemory(rows, taken + new, self.norm(x), padding)
+
+    def read(
+        self, memory: PackedCausalMemory, drop_masks: Tensor | None = None
+    ) -> Float[Tensor, "batch 2 width"]:
+        """Returns the features after the latest glimpse."""
+        return memory.features
+
+    def classify(self, features: Float[Tensor, "batch 2 width"]) -> tuple[Tensor, ...]:
+        """Returns the logits of the two classifiers."""
+        return tuple(head(features[:, index]) for index, head in enumerate(self.heads))
+
+    def sample_drop_path(self, batch_size: int, generator: Randomness = None) -> None:
+        """Nothing is dropped: nothing is trained."""
+        return
+
+
 class PackedActor:
     """The actor in evaluation mode, its batch norms a part of its packed weights."""
 
@@ -258,11 +399,13 @@ def _with_norm(layer: nn.Linear, norm: nn.BatchNorm1d) -> PackedLinear:
 class PackedLooker(Looker):
     """A snapshot of an agent, ready to look on a CPU. It never changes, and shares nothing with the agent."""
 
+    core: Core
+
     def __init__(self, agent: Agent) -> None:
         self.config = agent.config
         with torch.no_grad():
-            assert isinstance(agent.core, ReencodingCore)
-            self.core = PackedCore(agent.core)
+            core = agent.core
+            self.core = PackedCausalCore(core) if isinstance(core, CausalCore) else PackedCore(core)
             self.actor = None if agent.actor is None else PackedActor(agent.actor)
         self.critic = None
         self.positions = agent.positions.clone()

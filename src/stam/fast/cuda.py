@@ -86,6 +86,8 @@ class FusedBelief(Belief):
 class FusedCore:
     """The core computed by fused kernels."""
 
+    mixes_counts = False
+
     def __init__(self, core: ReencodingCore) -> None:
         self._core = core
 

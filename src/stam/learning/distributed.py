@@ -4,16 +4,20 @@ Processes share batches, and draw the same random numbers, each using those of i
 learned does not depend on how many there are. Without them nothing here does anything.
 """
 
-from collections.abc import Iterable
-from typing import Any
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from stam.errors import StamError
 from stam.model.actor_critic import RowNorm
 from stam.model.randomness import RandomSource
 from stam.shapes import Float
+
+T = TypeVar("T")
 
 
 def is_distributed() -> bool:
@@ -42,6 +46,11 @@ def launcher() -> str:
     return f"torchrun --nproc-per-node {world_size()} -m stam" if is_distributed() else "stam"
 
 
+def was_restarted() -> bool:
+    """Tells whether `torchrun` has started this job again, after one of its processes failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def any_process(*flags: bool) -> tuple[bool, ...]:
     """Tells of each flag whether it is true in any process."""
     if not is_distributed():
@@ -49,6 +58,22 @@ def any_process(*flags: bool) -> tuple[bool, ...]:
     together = torch.tensor(flags, dtype=torch.float)
     dist.all_reduce(together)
     return tuple((together > 0).tolist())
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """Returns what the first process makes, in all of them; its error is raised in all of them, too."""
+    if not is_distributed():
+        return make()
+    made: list[Any] = [None, None]
+    if rank() == 0:
+        try:
+            made = [make(), None]
+        except StamError as error:
+            made = [None, error]
+    dist.broadcast_object_list(made)
+    if made[1] is not None:
+        raise made[1]
+    return made[0]
 
 
 class SharedRandomSource(RandomSource):

@@ -30,6 +30,8 @@ Loggers = tuple[MetricLogger, ...]
 def begin(config: RunConfig, out: str | Path, recipe: str = "custom", loggers: Loggers = ()) -> Agent:
     """Trains an agent in a new run folder, fine-tuning a teacher first where none is named.
 
+    Where `torchrun` has started the job again after a failure, it goes on with its own run.
+
     Args:
         config: The whole experiment, such as `stam.learning.recipes.get_recipe` returns; its classes are
             replaced by those of the data.
@@ -48,8 +50,8 @@ def begin(config: RunConfig, out: str | Path, recipe: str = "custom", loggers: L
     require_batches(len(splits.train), config.training.batch_size, "--batch-size")
     agent, teacher = _start(config, splits)
     config = dataclasses.replace(config, agent=agent.config)
-    folder = _make_folder(out, recipe, config, splits.record)
-    return _train(folder, config, agent, teacher, splits, False, loggers)
+    folder, restarted = _make_folder(out, recipe, config, splits.record)
+    return _train(folder, config, agent, teacher, splits, restarted, loggers)
 
 
 def resume(out: str | Path, loggers: Loggers = ()) -> Agent:
@@ -71,8 +73,8 @@ def begin_teacher(
     config = dataclasses.replace(with_classes(config, splits.train.classes), teacher=None)
     require_batches(len(splits.train), config.teacher_training.batch_size, "--batch-size")
     student = _start_student(config, splits)
-    folder = _make_folder(out, f"{_TEACHER}{recipe}", config, splits.record)
-    return _finetune(folder, config, student, splits, False, loggers)
+    folder, restarted = _make_folder(out, f"{_TEACHER}{recipe}", config, splits.record)
+    return _finetune(folder, config, student, splits, restarted, loggers)
 
 
 def resume_teacher(out: str | Path, loggers: Loggers = ()) -> Teacher:
@@ -125,13 +127,21 @@ def open_data(data: DataConfig, record: SplitRecord | None = None) -> Splits:
         DataError: There is no such data, it is laid out otherwise, an image cannot be read, or the images are
             not those the run began with.
     """
-    splits = open_scenes(data.path, val_fraction=data.val_fraction, seed=data.split_seed, record=record)
+    splits = open_scenes(
+        data.path,
+        val_fraction=data.val_fraction,
+        test_fraction=data.test_fraction,
+        seed=data.split_seed,
+        record=record,
+    )
     if record is not None and splits.record != record:
         raise DataError(f"the images in {data.path} are not those the run began with: bring them back")
     if not data.check:
         return splits
     parts = []
-    for name, scenes in (("training", splits.train), ("validation", splits.val)):
+    named = [("training", splits.train), ("validation", splits.val)]
+    named += [("test", splits.test)] if splits.test is not None else []
+    for name, scenes in named:
         report = check_images(
             scenes, skip_unreadable=data.skip_unreadable, description=f"checking {name} images"
         )
@@ -140,12 +150,14 @@ def open_data(data: DataConfig, record: SplitRecord | None = None) -> Splits:
         if report.unreadable:
             print(f"stam: skipped {len(report.unreadable)} unreadable {name} images", file=sys.stderr)
         parts.append(Subset(scenes, report.readable) if report.unreadable else scenes)
-    return Splits(parts[0], parts[1], splits.record)
+    return Splits(parts[0], parts[1], splits.record, parts[2] if splits.test is not None else None)
 
 
 def with_classes(config: RunConfig, classes: tuple[str, ...]) -> RunConfig:
-    """Returns the configuration for the data's classes."""
-    agent = dataclasses.replace(config.agent, num_classes=len(classes), labels=classes)
+    """Returns the configuration for the data's classes, with the data's preprocessing in the agent's."""
+    agent = dataclasses.replace(
+        config.agent, num_classes=len(classes), labels=classes, preprocess_size=config.data.resize_size
+    )
     return dataclasses.replace(config, agent=agent)
 
 
@@ -188,12 +200,22 @@ def _start_student(config: RunConfig, splits: Splits) -> Student:
     )
 
 
-def _make_folder(out: str | Path, recipe: str, config: RunConfig, split: SplitRecord) -> RunFolder:
-    """Makes the run folder, once for all processes."""
+def _make_folder(
+    out: str | Path, recipe: str, config: RunConfig, split: SplitRecord
+) -> tuple[RunFolder, bool]:
+    """Makes the run folder, once for all processes.
+
+    Returns:
+        The folder, and whether the run in it is this job's own: it was begun with exactly what is asked for
+        now, and `torchrun` has started the job again.
+    """
+    folder, restarted = RunFolder(out), False
     if distributed.rank() == 0:
-        RunFolder.create(out).write_record(recipe, config, split)
-    distributed.wait()
-    return RunFolder(out)
+        restarted = distributed.was_restarted() and folder.was_begun_with(recipe, config, split)
+        if not restarted:
+            RunFolder.create(out).write_record(recipe, config, split)
+    (restarted,) = distributed.any_process(restarted)  # nobody goes on before the folder is there
+    return folder, restarted
 
 
 def _train(
@@ -220,7 +242,8 @@ def _own_teacher(folder: RunFolder, config: RunConfig, student: Student, splits:
     if distributed.rank() == 0:
         print("no teacher given: fine-tuning one on the data first", file=sys.stderr)
     how_to_resume = f"{distributed.launcher()} train --resume --out {folder.path}"
-    return _finetune(inner, config, student, splits, inner.state_file.exists(), (), how_to_resume)
+    # resumed in any case: what was logged before the first state was saved is taken back then
+    return _finetune(inner, config, student, splits, True, (), how_to_resume)
 
 
 def _finetune(

@@ -130,7 +130,7 @@ def finetune(
         Interrupted: Ctrl-C; the state was saved and `resume` goes on from it.
     """
     learner = TeacherLearner(config, data, agent, model, record, val_scenes)
-    plan = Plan(len(train_scenes), config.epochs, config.batch_size, 1.0, config.seed)
+    plan = Plan(len(train_scenes), config.epochs, config.batch_size, config.epoch_share, config.seed)
     with only_one(run):
         if resume:
             restore(learner, run)

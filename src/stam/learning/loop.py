@@ -4,12 +4,13 @@ What is random is a function of (seed, epoch, batch), and the place is part of t
 is interrupted and resumed does exactly what it would have done.
 """
 
+import itertools
 import math
 import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from stam.data import (
     epoch_indices,
 )
 from stam.data.randomness import random_key
+from stam.data.sampler import epoch_size, num_whole_batches
 from stam.errors import StamError
 from stam.learning import distributed
 from stam.learning.runs import RunFolder, interruptible
@@ -75,12 +77,14 @@ class Plan:
         chosen = epoch_indices(self.num_scenes, epoch, self.fraction, self.seed, self.batch_size)
         return batches(chosen, self.batch_size, distributed.rank(), distributed.world_size())
 
-    def num_batches(self) -> int:
-        """Returns the number of batches of the whole run."""
-        return self.epochs * len(self.batches_of(0))
+    def num_batches(self, start: tuple[int, int] = (0, 0)) -> int:
+        """Returns the number of batches from an (epoch, batch) on, by default those of the whole run."""
+        chosen = epoch_size(self.num_scenes, self.fraction, self.batch_size)
+        of_epoch = num_whole_batches(chosen, self.batch_size, distributed.world_size())
+        return (self.epochs - start[0]) * of_epoch - start[1]
 
     def batches_from(self, start: tuple[int, int]) -> Iterator[tuple[Place, np.ndarray]]:
-        """Yields every batch from an (epoch, batch) on."""
+        """Yields every batch from an (epoch, batch) on, an epoch's drawn when it begins."""
         for epoch in range(start[0], self.epochs):
             parts = self.batches_of(epoch)
             for index, part in enumerate(parts):
@@ -200,11 +204,10 @@ def run_loop(
     saved = began = time.monotonic()
     is_first = distributed.rank() == 0  # it alone writes
     shown: dict[str, str] = {}
-    planned = list(plan.batches_from(learner.position))
     total = plan.num_batches()
     bar = tqdm(
         total=total * plan.batch_size,
-        initial=(total - len(planned)) * plan.batch_size,
+        initial=(total - plan.num_batches(learner.position)) * plan.batch_size,
         desc=description,
         unit="img",
         file=sys.stderr,
@@ -212,7 +215,7 @@ def run_loop(
         disable=distributed.rank() > 0,
     )
     with interruptible() as interruption, bar:
-        for place, raw in load_batches(scenes, planned, data):
+        for place, raw in load_batches(scenes, plan.batches_from(learner.position), data):
             learner.train_batch(place, raw)
             learner.position = (place.epoch + 1, 0) if place.last_of_epoch else (place.epoch, place.batch + 1)
             finished = learner.position[0] == plan.epochs
@@ -282,14 +285,18 @@ def save(learner: Learner, run: RunFolder) -> None:
 def restore(learner: Learner, run: RunFolder) -> None:
     """Goes back to where the run was saved; a run without a saved state starts over."""
     state = run.load_state()
-    if state is not None:
+    if state is None:
+        return
+    try:
         learner.load_state_dict(state)
         epoch, batch = state["position"]
-        learner.position, learner.best = (epoch, batch), state["best"]
+        learner.position, learner.best = (int(epoch), int(batch)), float(state["best"])
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise run.damaged_state(error) from error
 
 
 def load_batches(
-    scenes: Scenes, planned: list[tuple[Place, np.ndarray]], data: DataConfig
+    scenes: Scenes, planned: Iterable[tuple[Place, np.ndarray]], data: DataConfig
 ) -> Iterator[tuple[Place, RawBatch]]:
     """Loads planned batches ahead of their use; workers go on over the ends of epochs.
 
@@ -303,5 +310,6 @@ def load_batches(
         cached = CachedScenes(scenes)
         cached.fill(data.decode_size, workers)
         scenes, workers = cached, 0
-    loader = BatchLoader(scenes, [part for _, part in planned], TrainingView(data.decode_size), workers)
-    yield from zip((place for place, _ in planned), loader, strict=True)
+    shown, asked_for = itertools.tee(planned)  # no more is kept than what workers load ahead
+    loader = BatchLoader(scenes, (part for _, part in asked_for), TrainingView(data.decode_size), workers)
+    yield from zip((place for place, _ in shown), loader, strict=True)

@@ -85,23 +85,14 @@ def fmow(size: str = "small", glimpse_size: int = 32) -> RunConfig:
 
 
 def own_images(size: str) -> RunConfig:
-    """Anybody's images, thousands rather than millions of them, on one GPU or a patient CPU."""
+    """Anybody's images. `learning/fitting.py` chooses the rest by the images and the machine."""
     return RunConfig(
         agent=AgentConfig.of_size(size, 2, actor_width=512),
-        data=DataConfig("images", augment=AugmentConfig(num_ops=0)),
-        training=TrainingConfig(
-            epochs=120,
-            batch_size=128,
-            base_lr=4e-5,
-            actor_lr=4e-4,
-            tau_epochs=60,
-            short_episodes=3,
-            large_crop_fraction=0.25,
-            ema_batches=60,
-            validate_every=5,
-        ),
-        teacher_training=_short_teacher(batch_size=128, base_lr=2e-4, warmup_epochs=1),
+        data=DataConfig("images", resize_size=224, augment=AugmentConfig(num_ops=0, crop_scale=(0.2, 1.0))),
+        training=_in_minutes(epochs=62, base_lr=7e-5, tau_epochs=31),
+        teacher_training=_short_teacher(batch_size=256, base_lr=5e-4, warmup_epochs=1),
         init="package:imagenette-tiny" if size == "tiny" else f"hub:facebook/deit-{size}-patch16-224",
+        start_from_teacher=True,
     )
 
 

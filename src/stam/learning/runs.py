@@ -13,9 +13,12 @@ teacher/        the teacher, where one was fine-tuned for this run
 import json
 import os
 import platform
+import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,8 +28,8 @@ import torch
 
 from stam.config import from_plain, to_plain
 from stam.data import SplitRecord, load_record, save_record
-from stam.errors import StamError
-from stam.files import make_folder, save_content, write_atomically
+from stam.errors import ConfigError, FileError, StamError, require
+from stam.files import make_folder, parse_json, read_json, save_content, write_atomically
 from stam.learning.distributed import is_distributed
 from stam.settings import DataConfig, RunConfig
 from stam.weights.locate import RUN_FILE, FoundAgent
@@ -36,12 +39,31 @@ try:
 except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
+_HEIRS_SECONDS = 30.0
 FORMAT = "stam-run"
 FORMAT_VERSION = "1.0"
 
 
 class RunError(StamError):
     """A run folder that cannot be used as asked."""
+
+
+@dataclass(frozen=True)
+class _RunRecord:
+    """What `run.json` holds."""
+
+    config: dict[str, Any]
+    format: str = FORMAT
+    format_version: str = FORMAT_VERSION
+    recipe: str = "custom"
+    seed: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks that it is of a run, and that the parts of its configuration are parts."""
+        require(self.format == FORMAT, f"it is a '{self.format}', not a {FORMAT}")
+        for name in ("agent", "data", "training", "teacher_training"):
+            require(isinstance(self.config.get(name, {}), dict), f"config.{name} must be an object")
 
 
 class RunFolder:
@@ -56,6 +78,13 @@ class RunFolder:
 
         What a start leaves that was killed before `run.json` was there is nothing: it begins anew.
         """
+        run = cls.require_free(path)
+        make_folder(run.path)
+        return run
+
+    @classmethod
+    def require_free(cls, path: str | Path) -> "RunFolder":
+        """Returns the run that may begin in a folder; raises where something is in it. Nothing is made."""
         run = cls(path)
         if run.path.is_file():
             raise RunError(f"--out '{path}' is a file: name a folder")
@@ -65,7 +94,6 @@ class RunFolder:
                 f"--out '{path}' is not empty: pass --resume to go on with the run in it, "
                 "or name another folder"
             )
-        make_folder(run.path)
         return run
 
     @classmethod
@@ -95,31 +123,38 @@ class RunFolder:
 
     def write_record(self, recipe: str, config: Any, split: SplitRecord) -> None:
         """Writes what the run is, before it begins: a `RunConfig`, or that of a system of the zoo."""
-        record = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "recipe": recipe,
-            "seed": config.training.seed,
-            "versions": versions(),
-            "config": to_plain(config),
-        }
+        record = _record(recipe, config)
         save_record(split, self.path / "split.json")
         save_content(self.record_file, json.dumps(record, indent=2) + "\n")  # with it the run has begun
 
+    def was_begun_with(self, recipe: str, config: RunConfig, split: SplitRecord) -> bool:
+        """Tells whether the folder holds a run that was begun with exactly these."""
+        if not self.record_file.is_file():
+            return False
+        wanted = json.loads(json.dumps(_record(recipe, config)))
+        return self.record() == wanted and self.split() == split
+
     def record(self) -> dict[str, Any]:
-        """Reads what the run is."""
-        try:
-            return json.loads(self.record_file.read_text())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise RunError(f"'{self.record_file}' is damaged: {error}") from error
+        """Reads what the run is; its `config` as it was written, which `config()` brings up to date."""
+        with self._naming_the_record():
+            return vars(from_plain(_RunRecord, read_json(self.record_file)))
 
     def config(self) -> RunConfig:
         """Reads the run's configuration."""
-        return from_plain(RunConfig, self.record()["config"])
+        with self._naming_the_record():
+            return from_plain(RunConfig, self.record()["config"])
+
+    @contextmanager
+    def _naming_the_record(self) -> Iterator[None]:
+        try:
+            yield
+        except (FileError, ConfigError) as error:
+            raise RunError(f"'{self.record_file}' is damaged: {error}") from error
 
     def data_config(self) -> DataConfig:
         """Reads what the run was trained on, whatever was trained."""
-        return from_plain(DataConfig, self.record()["config"]["data"])
+        with self._naming_the_record():
+            return from_plain(DataConfig, self.record()["config"]["data"])
 
     def split(self) -> SplitRecord | None:
         """Reads which images train and which validate."""
@@ -145,11 +180,7 @@ class RunFolder:
             state = torch.load(self.state_file, map_location="cpu", weights_only=True)
             length = int(state["metrics_length"])
         except Exception as error:  # a damaged file makes torch raise nearly anything
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise RunError(
-                f"'{self.state_file}' is damaged ({reason}): bring it back from a copy, or begin another run "
-                f"with --init {self.path}, which starts from the agents saved in it"
-            ) from error
+            raise self.damaged_state(error) from error
         found = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
         if found < length:
             raise RunError(
@@ -160,6 +191,14 @@ class RunFolder:
             os.truncate(self.metrics_file, length)
         return state
 
+    def damaged_state(self, error: Exception) -> RunError:
+        """Returns the error that names a damaged state and says how to go on."""
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return RunError(
+            f"'{self.state_file}' is damaged ({reason}): bring it back from a copy, or begin another run "
+            f"with --init {self.path}, which starts from the agents saved in it"
+        )
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Within it no other process can train in this folder; the lock goes with its process."""
@@ -167,18 +206,50 @@ class RunFolder:
             yield
             return
         with (self.path / ".lock").open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-                raise RunError(
-                    f"the run in '{self.path}' is being trained by {holder}: wait for it"
-                ) from error
+            deadline = time.monotonic() + _HEIRS_SECONDS
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    file.seek(0)
+                    holder = file.read().strip() or "another process"
+                    # loading processes of one that was killed hold its lock until they notice
+                    if not _is_dead(holder) or time.monotonic() > deadline:
+                        raise RunError(
+                            f"the run in '{self.path}' is being trained by {holder}: wait for it"
+                        ) from error
+                time.sleep(0.2)
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}")
             file.flush()
             yield
+
+
+def _is_dead(holder: str) -> bool:
+    """Tells whether who wrote its name into a lock was a process of this machine that is no more."""
+    word, _, rest = holder.partition(" ")
+    number, _, node = rest.partition(" on ")
+    if word != "process" or node != platform.node() or not number.isdigit():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # somebody else's
+        return False
+    return False
+
+
+def _record(recipe: str, config: Any) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "recipe": recipe,
+        "seed": config.training.seed,
+        "versions": versions(),
+        "config": to_plain(config),
+    }
 
 
 def versions() -> dict[str, str]:
@@ -224,12 +295,18 @@ def interruptible() -> Iterator[Interruption]:
             signal.signal(number, handler)
 
 
-def recorded_resize_size(agent: FoundAgent) -> int | None:
+def recorded_resize_size(agent: FoundAgent, own: int | None) -> int | None:
     """Returns what the shorter side of a scene becomes before the centre is cropped, for an agent.
 
-    Its run says it. Agents without a run take whole scenes: `None`.
+    Its own configuration says it, `own`. An agent of an earlier version has it in its run only, and so has a
+    system of the zoo; one without either takes whole scenes: `None`.
     """
-    return None if agent.run is None else RunFolder(agent.run).record()["config"]["data"]["resize_size"]
+    if own is not None or agent.run is None:
+        return own
+    size = RunFolder(agent.run).record()["config"].get("data", {}).get("resize_size")
+    if size is not None and (type(size) is not int or size < 1):
+        raise RunError(f"'{agent.run / RUN_FILE}' is damaged: resize_size is {size!r:.40}")
+    return size
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -237,6 +314,27 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RunError(f"'{path}' is damaged: {error}") from error
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"cannot read '{path}': {error}") from error
+    lines = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            metrics = parse_json(line, f"line {number}")
+        except FileError as error:
+            raise RunError(f"'{path}' is damaged: {error}") from error
+        if not _are_metrics(metrics):
+            raise RunError(f"'{path}' is damaged: line {number} must hold an epoch, names and numbers")
+        lines.append(metrics)
+    return lines
+
+
+def _are_metrics(values: Any) -> bool:
+    """Tells whether a line of metrics is one: an epoch, and a finite number for every name."""
+    if not isinstance(values, dict) or type(values.get("epoch")) is not int:
+        return False
+    budgets = (name.partition("@")[2] for name in values if name.startswith("val/accuracy@"))
+    numbers = all(type(value) in (int, float) and abs(value) < 2**63 for value in values.values())
+    return numbers and values["epoch"] >= 0 and all(re.fullmatch("[0-9]{1,6}", each) for each in budgets)

@@ -2,16 +2,14 @@
 
 from stam.live.pool import PoolFullError, SessionPool, UnknownSessionError
 from stam.live.saving import load_session, save_session
-from stam.live.session import (
-    LiveStep,
-    Session,
-    observe_all,
-)
+from stam.live.session import AllSeenError, LiveStep, OutOfStepError, Session, observe_all
 from stam.live.through import look_through, scene_view
 from stam.scene.windows import Window, WindowSensor, windows
 
 __all__ = [
+    "AllSeenError",
     "LiveStep",
+    "OutOfStepError",
     "PoolFullError",
     "Session",
     "SessionPool",

@@ -41,7 +41,7 @@ class _Job:
     """Something to be done to a session by the worker: take a glimpse, or any other call."""
 
     session: Session
-    prepare: Callable[[], Update] | None
+    prepare: Callable[[], Update | LiveStep] | None
     call: Callable[[], Any] | None
     future: "Future[Any]" = field(default_factory=Future)
 
@@ -161,14 +161,34 @@ class SessionPool:
             self._used(key)
             del self._entries[key]
 
-    def submit(self, key: str, glimpse: Any, location: Location | None = None) -> "Future[LiveStep]":
-        """Hands a glimpse to a session without waiting; see `Session.observe`."""
-        session = self.get(key)
-        return self._enqueue(_Job(session, lambda: session.prepare(glimpse, location), None))
+    def submit(
+        self, key: str, glimpse: Any, location: Location | None = None, num_glimpses: int | None = None
+    ) -> "Future[LiveStep]":
+        """Hands a glimpse to a session without waiting; see `Session.observe`.
 
-    def observe(self, key: str, glimpse: Any, location: Location | None = None) -> LiveStep:
-        """Hands a glimpse to a session and waits for what the agent says."""
-        return self.submit(key, glimpse, location).result()
+        The same pixels may be sent to the same location again, by a sensor that got no answer: the session
+        does not change, and the answer is the same.
+
+        Args:
+            key: The session's name.
+            glimpse: What was sensed.
+            location: Where; by default where the agent asked.
+            num_glimpses: How many glimpses the sender believes the session has seen before this one. Any
+                other number is an `OutOfStepError`, unless the glimpse is the latest one sent again.
+        """
+        session = self.get(key)
+
+        def prepare() -> Update | LiveStep:
+            again = session.answer_again(glimpse, location, num_glimpses)
+            return again or session.prepare(glimpse, location)
+
+        return self._enqueue(_Job(session, prepare, None))
+
+    def observe(
+        self, key: str, glimpse: Any, location: Location | None = None, num_glimpses: int | None = None
+    ) -> LiveStep:
+        """Hands a glimpse to a session and waits for what the agent says; see `submit`."""
+        return self.submit(key, glimpse, location, num_glimpses).result()
 
     def call(self, key: str, function: Callable[[Session], Any]) -> "Future[Any]":
         """Does something else to a session, in its turn, such as `Session.missed` or `Session.policy_map`."""
@@ -214,9 +234,11 @@ class SessionPool:
                     if job.prepare is None:
                         assert job.call is not None
                         job.future.set_result(job.call())
-                    else:
-                        prepared.append(job.prepare())
+                    elif isinstance(change := job.prepare(), Update):
+                        prepared.append(change)
                         updates[id(job.session)] = job
+                    else:
+                        job.future.set_result(change)
                 except Exception as error:  # whatever it is belongs to the one who asked
                     job.future.set_exception(error)
             for group in by_count(prepared):

@@ -19,6 +19,27 @@ _RANGE_MARGIN = 2.0  # normalised floats may leave the range of pixels by this m
 ALL_SEEN = "every location has been seen: open a new session for the next scene"
 
 
+class AllSeenError(SensorError):
+    """A glimpse came without its location, and no location is asked for any more."""
+
+
+class OutOfStepError(StamError):
+    """Whoever sends the glimpses and the session disagree on how many have been seen.
+
+    Attributes:
+        num_glimpses: Glimpses the session has seen.
+        location: Where it wants to look next as (row, column).
+    """
+
+    def __init__(self, expected: int, num_glimpses: int, location: tuple[int, int] | None) -> None:
+        place = "nowhere: everything has been seen" if location is None else f"at {list(location)}"
+        super().__init__(
+            f"the glimpse was sent to a session of {expected} glimpses, and {num_glimpses} have been seen: "
+            f"ask how the session stands and go on from there (the next look is {place})"
+        )
+        self.num_glimpses, self.location = num_glimpses, location
+
+
 @dataclass(frozen=True)
 class LiveStep:
     """What the agent says after a glimpse.
@@ -63,7 +84,12 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Update:
-    """A change to a session that has been checked, and waits for the agent to think about it."""
+    """A change to a session that has been checked, and waits for the agent to think about it.
+
+    Attributes:
+        session: The session.
+        snapshot: What it will be, but for what the agent says; the memory lacks the last of the glimpses.
+    """
 
     session: "Session"
     snapshot: Snapshot
@@ -195,7 +221,7 @@ class Session:
             self._now = Snapshot({}, location=self.first_location)
             return None
         kept = dict(list(self._now.glimpses.items())[:num_glimpses])
-        (step,) = think([Update(self, Snapshot(kept, memory=self._memorise(kept)))])
+        (step,) = think([Update(self, Snapshot(kept, memory=self._memorise_all_but_last(kept)))])
         return step
 
     @torch.no_grad()
@@ -246,11 +272,41 @@ class Session:
         pixels = self._pixels(glimpse).to(self.agent.device)
         now = self._now
         glimpses = now.glimpses | {here: pixels}
-        if here in now.glimpses:
-            memory = self._memorise(glimpses)
-        else:
-            memory = self.agent.remember(now.memory, pixels[None], self._as_batch(here))
+        memory = self._memorise_all_but_last(glimpses) if here in now.glimpses else now.memory
         return Update(self, Snapshot(glimpses, now.missed - {here}, memory=memory))
+
+    def answer_again(
+        self, glimpse: Any, location: Location | None = None, num_glimpses: int | None = None
+    ) -> LiveStep | None:
+        """Returns what the agent says to a glimpse it has taken already; `None` if this one is new.
+
+        A remote sensor that got no answer cannot know whether its glimpse arrived, and sends it again. What
+        arrives a second time, the same pixels at the same location, must change nothing: not the next
+        location either, which a random policy would draw again.
+
+        Args:
+            glimpse: What was sensed; see `observe`.
+            location: Where; by default where the agent asked, for which `num_glimpses` must be given.
+            num_glimpses: How many glimpses the sender believes the session has seen before this one.
+
+        Raises:
+            OutOfStepError: The session has seen another number of glimpses, and this is no repetition.
+        """
+        now, count = self._now, self.num_glimpses
+        in_step = num_glimpses is None or num_glimpses == count
+        latest = next(reversed(now.glimpses), None)
+        if location is not None:
+            here: int | None = self.agent.grid.index(location)
+        else:
+            here = None if in_step else latest
+        may_repeat = in_step or (num_glimpses == count - 1 and here == latest)
+        if may_repeat and here in now.glimpses and now.step is not None:
+            known = now.glimpses[here]
+            if torch.equal(self._pixels(glimpse).to(known.device), known):
+                return replace(now.step, location=self.location)
+        if not in_step:
+            raise OutOfStepError(num_glimpses or 0, count, self.location)
+        return None
 
     def commit(self, snapshot: Snapshot) -> None:
         """Makes a change that `think` has completed."""
@@ -288,7 +344,7 @@ class Session:
         if location is not None:
             return self.agent.grid.index(location)
         if self._now.location is None:
-            raise SensorError(ALL_SEEN)
+            raise AllSeenError(ALL_SEEN)
         return self._now.location
 
     def _pixels(self, glimpse: Any) -> Float[Tensor, "channels height width"]:
@@ -305,11 +361,15 @@ class Session:
             )
         return pixels.clone()  # a sensor may use its buffer again
 
+    @torch.no_grad()
     def _memorise(self, glimpses: dict[int, Tensor]) -> Any:
         memory = None
         for location, pixels in glimpses.items():
             memory = self.agent.remember(memory, pixels[None], self._as_batch(location))
         return memory
+
+    def _memorise_all_but_last(self, glimpses: dict[int, Tensor]) -> Any:
+        return self._memorise(dict(list(glimpses.items())[:-1]))
 
     def _as_batch(self, location: int) -> Tensor:
         return torch.tensor([location], device=self.agent.device)
@@ -350,13 +410,16 @@ def observe_all(
 
 
 def by_count(updates: Sequence[Update]) -> list[list[Update]]:
-    """Groups updates of one agent whose sessions will have seen equally many glimpses.
+    """Groups updates of one agent that can share a pass: their sessions have seen equally many glimpses.
 
-    A pass needs as many tokens for every sample. Padding the shorter ones and masking them is slower.
+    For a core that encodes each glimpse once it is enough that all have seen some, or that none has. One that
+    encodes all of them again needs as many tokens for every sample; padding the shorter ones is slower.
     """
     groups: dict[tuple[int, int], list[Update]] = {}
     for update in updates:
-        groups.setdefault((id(update.session.agent), update.num_glimpses), []).append(update)
+        agent, count = update.session.agent, update.num_glimpses
+        kind = min(count, 2) if agent.core.mixes_counts else count
+        groups.setdefault((id(agent), kind), []).append(update)
     return list(groups.values())
 
 
@@ -364,28 +427,39 @@ def by_count(updates: Sequence[Update]) -> list[list[Update]]:
 def think(updates: Sequence[Update]) -> list[LiveStep]:
     """Thinks about a group of updates in one pass, commits them, and returns what the agent says to each."""
     agent, snapshots = updates[0].session.agent, [update.snapshot for update in updates]
-    memories = [snapshot.memory for snapshot in snapshots]
-    belief = agent.believe(memories[0] if len(memories) == 1 else memories[0].join(memories))
+    memory = _remember_last(snapshots, agent)
+    belief = agent.believe(memory)
     places = _next_locations(updates, belief.state)
     probabilities = belief.probabilities(agent.config.temperature)
     steps = []
     for row, (update, snapshot, place) in enumerate(zip(updates, snapshots, places, strict=True)):
         step = update.session.say(probabilities[row], place, update.num_glimpses)
         state = belief.state[row : row + 1]
-        update.session.commit(replace(snapshot, location=place, state=state, step=step))
+        own = memory if len(updates) == 1 else memory.select(torch.tensor([row], device=agent.device))
+        update.session.commit(replace(snapshot, location=place, memory=own, state=state, step=step))
         steps.append(step)
     return steps
+
+
+def _remember_last(snapshots: Sequence[Snapshot], agent: Looker) -> Any:
+    """Returns the memory of some sessions in one batch, with the last glimpse of each."""
+    last = [next(reversed(snapshot.glimpses.items())) for snapshot in snapshots]
+    locations = torch.tensor([location for location, _ in last], device=agent.device)
+    glimpses = torch.stack([pixels for _, pixels in last])
+    memories = [snapshot.memory for snapshot in snapshots]
+    joined = memories[0] if len(memories) == 1 or memories[0] is None else memories[0].join(memories)
+    return agent.remember(joined, glimpses, locations)
 
 
 def _next_locations(updates: Sequence[Update], state: Float[Tensor, "sessions features"]) -> list[int | None]:
     """Lets each session's policy choose; sessions that share one which never draws share a pass."""
     agent = updates[0].session.agent
     chosen: list[int | None] = [None] * len(updates)
-    if updates[0].num_glimpses == agent.grid.num_locations:
-        return chosen
     blocked = blocked_locations([update.snapshot for update in updates], agent).to(state.device)
     together: dict[object, tuple[Policy, list[int]]] = {}
     for row, update in enumerate(updates):
+        if update.num_glimpses == agent.grid.num_locations:
+            continue
         policy = update.session.policy.at(update.num_glimpses)  # what was missed has not been seen
         together.setdefault(update.session if policy.draws else policy, (policy, []))[1].append(row)
     for policy, rows in together.values():

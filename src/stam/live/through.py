@@ -61,7 +61,7 @@ def scene_view(
     Args:
         image: The decoded image.
         config: The agent's configuration.
-        resize_size: What the shorter side becomes before the centre is cropped; `None` resizes straight to
-            the agent's size.
+        resize_size: What the shorter side becomes before the centre is cropped; by default as the agent was
+            trained (`preprocess_size`), which may be straight to its size.
     """
-    return prepare_for_evaluation(image, resize_size, config.grid.image_size)
+    return prepare_for_evaluation(image, resize_size or config.preprocess_size, config.grid.image_size)

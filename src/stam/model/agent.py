@@ -83,6 +83,7 @@ class Looker:
             mean=self.config.mean,
             std=self.config.std,
             grid=self.grid,
+            resize_size=self.config.preprocess_size,
         )
 
     @property

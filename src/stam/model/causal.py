@@ -68,6 +68,8 @@ class CausalMemory:
 class CausalCore(VisionTransformer):
     """A core whose patches see only their own and earlier glimpses; its parameters are those of any DeiT."""
 
+    mixes_counts = True
+
     def remember(
         self,
         memory: CausalMemory | None,

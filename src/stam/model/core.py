@@ -27,13 +27,19 @@ class Memory(Protocol):
 
     @staticmethod
     def join(memories: Sequence[Any]) -> "Memory":
-        """Joins memories of equally many glimpses into one batch."""
+        """Joins memories into one batch: of equally many glimpses, or any where the core mixes counts."""
         ...
 
 
 @runtime_checkable
 class Core(Protocol):
-    """What an agent needs of a core."""
+    """What an agent needs of a core.
+
+    Attributes:
+        mixes_counts: Whether memories of different numbers of glimpses can be joined.
+    """
+
+    mixes_counts: bool
 
     def remember(self, memory: Any, patches: Tensor, positions: Tensor) -> Memory:
         """Returns the memory with the patches of one more glimpse; `None` is the empty memory."""
@@ -88,6 +94,8 @@ class PatchMemory:
 
 class ReencodingCore(VisionTransformer):
     """The paper's core: it keeps every patch, and encodes all of them again after each glimpse."""
+
+    mixes_counts = False
 
     def remember(
         self,

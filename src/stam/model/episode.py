@@ -54,6 +54,7 @@ class Step:
         seen: All locations sensed so far.
         belief: What the agent makes of them.
         drop_masks: The drop-path masks `belief` was computed with.
+        memory: What the agent remembers of them.
         done: Which of the samples leave now; `None` where none can.
         decision: Where the samples that stay look next (all of them, if none can leave); `None` at the last
             glimpse.
@@ -66,6 +67,7 @@ class Step:
     seen: Bool[Tensor, "batch locations"]
     belief: Belief
     drop_masks: Tensor | None
+    memory: Any = None
     done: Bool[Tensor, " batch"] | None = None
     decision: Decision | None = None
     next_memory: Any = None
@@ -105,7 +107,7 @@ def rollout(
         drop_masks = agent.sample_drop_path(len(samples), generator)
         belief = agent.believe(memory, drop_masks)
         done = None if leave_when is None else leave_when(belief)
-        step = Step(count, samples, location, seen, belief, drop_masks, done)
+        step = Step(count, samples, location, seen, belief, drop_masks, memory, done)
         state = belief.state
         if done is not None and bool(done.any()):
             stay = (~done).nonzero().squeeze(1)

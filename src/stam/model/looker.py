@@ -35,6 +35,7 @@ class Facts:
         mean: Channel means of the normalisation.
         std: Channel standard deviations.
         grid: Where its glimpses lie, if they lie on a grid.
+        resize_size: What the shorter side of an image becomes before its centre is cropped, if it knows.
     """
 
     labels: tuple[str, ...]
@@ -47,6 +48,7 @@ class Facts:
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     grid: Grid | None = None
+    resize_size: int | None = None
 
     def require_num_glimpses(self, num_glimpses: int) -> None:
         """Raises unless that many looks can be taken."""

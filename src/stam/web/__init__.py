@@ -2,7 +2,8 @@
 
 from stam.errors import require_package
 
-require_package("fastapi", extra="web")
+for _name in ("fastapi", "uvicorn"):
+    require_package(_name, extra="web")
 
 from stam.web.app import Service, create_app  # noqa: E402
 from stam.web.limits import Limits  # noqa: E402

@@ -1,11 +1,11 @@
 """The routes of the service. Thin: sessions live in a `SessionPool`, and the page is one more sensor."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
@@ -17,9 +17,18 @@ from fastapi.staticfiles import StaticFiles
 from PIL import Image
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 
 from stam.errors import StamError
-from stam.live import PoolFullError, Session, SessionPool, UnknownSessionError, scene_view
+from stam.live import (
+    AllSeenError,
+    OutOfStepError,
+    PoolFullError,
+    Session,
+    SessionPool,
+    UnknownSessionError,
+    scene_view,
+)
 from stam.model.agent import Looker
 from stam.model.policy import POLICIES
 from stam.web.limits import BodyLimit, Limits, SameOrigin, SecurityHeaders
@@ -33,6 +42,7 @@ from stam.web.scenes import (
 )
 from stam.web.schemas import (
     AgentInfo,
+    Conflict,
     GridInfo,
     LimitsInfo,
     MissedGlimpse,
@@ -47,13 +57,22 @@ from stam.web.schemas import (
 PAGE = Path(__file__).parent / "page"
 OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 RAW_PIXELS = "application/octet-stream"
+UPLOAD_PATH = "/api/view"
+_SMALL_BODY = 100_000  # bytes: a glimpse, however badly it was compressed, or some JSON
 
 SessionId = Annotated[str, PathParameter(pattern="^[A-Za-z0-9_-]{1,64}$", description="from opening it")]
 WithMap = Annotated[bool, Query(alias="map", description="whether to answer with the policy map too")]
+Expected = Annotated[
+    int | None,
+    Query(ge=0, le=100_000, description="glimpses of the session before this one, as last answered"),
+]
 OptionalIndex = Annotated[int | None, Query(ge=0, le=100_000)]
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _IMAGES = dict.fromkeys(("image/png", "image/jpeg", "image/webp"), _BINARY)
+
+
+Result = TypeVar("Result")
 
 
 def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
@@ -65,8 +84,10 @@ def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
         415: "A body of another kind than those listed",
         422: "The request is not as it must be; the error says in what",
         429: "As many sessions are open as may be",
+        503: "As many images are being uploaded as may be",
     }
-    return {code: {"model": Problem, "description": meanings[code]} for code in codes}
+    models = {409: Conflict}
+    return {code: {"model": models.get(code, Problem), "description": meanings[code]} for code in codes}
 
 
 def _refuse(code: int, message: str) -> HTTPException:
@@ -97,6 +118,35 @@ class Service:
             idle_seconds=self.limits.idle_seconds,
             lifetime_seconds=self.limits.lifetime_seconds,
         )
+        self._num_uploads = 0
+        self._decoder = asyncio.Semaphore(1)
+
+    @property
+    def max_glimpse_bytes(self) -> int:
+        """Bytes of any request but an upload: a glimpse encoded by whatever means."""
+        height, width = self.agent.grid.glimpse_size
+        raw = height * width * self.agent.config.channels
+        return min(self.limits.max_upload_bytes, max(_SMALL_BODY, 4 * raw))
+
+    @contextmanager
+    def uploading(self) -> Iterator[None]:
+        """Counts an image that is being uploaded, or refuses it where too many are."""
+        if self._num_uploads >= self.limits.max_uploads:
+            raise HTTPException(
+                503,
+                f"{self.limits.max_uploads} images are being uploaded, and no more may be: try again later",
+                {"Retry-After": "1"},
+            )
+        self._num_uploads += 1
+        try:
+            yield
+        finally:
+            self._num_uploads -= 1
+
+    async def decoding(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Runs what decodes an image beside the event loop, one at a time: pixels take much memory."""
+        async with self._decoder:
+            return await run_in_threadpool(function, *arguments)
 
     def policies(self) -> list[str]:
         """Returns the policies that a session may name, the agent's own first."""
@@ -190,7 +240,11 @@ def create_app(service: Service, hosts: Sequence[str] = OWN_NAMES) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.add_middleware(BodyLimit, max_bytes=service.limits.max_upload_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=service.max_glimpse_bytes,
+        exceptions={UPLOAD_PATH: service.limits.max_upload_bytes},
+    )
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(SameOrigin)
     app.add_middleware(SecurityHeaders)
@@ -226,6 +280,20 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     @app.exception_handler(TooManyPixelsError)
     async def too_many_pixels(request: Request, error: TooManyPixelsError) -> JSONResponse:
         return answer(413, str(error))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody reads it, and it is no fault of the service's
+
+    @app.exception_handler(AllSeenError)
+    async def all_seen(request: Request, error: AllSeenError) -> JSONResponse:
+        return answer(409, str(error))
+
+    @app.exception_handler(OutOfStepError)
+    async def out_of_step(request: Request, error: OutOfStepError) -> JSONResponse:
+        location = None if error.location is None else list(error.location)
+        conflict = Conflict(error=str(error), num_glimpses=error.num_glimpses, location=location)
+        return JSONResponse(conflict.model_dump(), 409)
 
     @app.exception_handler(StamError)
     async def mistake(request: Request, error: StamError) -> JSONResponse:
@@ -289,23 +357,31 @@ def _add_session_routes(app: FastAPI, service: Service) -> None:
         session_id: SessionId,
         row: OptionalIndex = None,
         column: OptionalIndex = None,
+        num_glimpses: Expected = None,
         with_map: WithMap = False,
     ) -> Step:
-        """Tells the agent what was sensed; `row` and `column` say where, if not where it asked.
+        """Tells the agent what was sensed.
 
-        A location seen before is allowed: the new glimpse takes the place of the old one.
+        Which glimpse it is must be said, so that one sent twice is not taken for two: by `row` and `column`,
+        where it was sensed; by `num_glimpses` as last answered, if it was sensed where the agent asked; or by
+        all three. A request that got no answer may be sent again. A location seen before is allowed: the
+        new glimpse takes the place of the old one.
         """
-        session = pool.get(session_id)
+        pool.get(session_id)  # before a body is read
         content_type = _content_type(request)
         if content_type not in (RAW_PIXELS, *_IMAGES):
             raise _refuse(415, f"a glimpse is {', '.join((*_IMAGES, RAW_PIXELS))}; got '{content_type}'")
         if (row is None) != (column is None):
             raise _refuse(422, "give both row and column, or neither")
         location = None if row is None or column is None else (row, column)
-        if location is None and session.location is None:
-            raise _refuse(409, "every location has been seen: open a new session for the next scene")
+        if location is None and num_glimpses is None:
+            raise _refuse(
+                422,
+                "say which glimpse it is, so that one sent twice is not taken for two: num_glimpses as last "
+                "answered, or row and column",
+            )
         glimpse = service.read_glimpse(content_type, await request.body())
-        step = await asyncio.wrap_future(pool.submit(session_id, glimpse, location))
+        step = await asyncio.wrap_future(pool.submit(session_id, glimpse, location, num_glimpses))
         return Step.of(step, await policy_map(session_id) if with_map else None)
 
     @app.post(
@@ -378,15 +454,15 @@ def _add_scene_routes(app: FastAPI, service: Service) -> None:
     async def read_scene(scene_id: Annotated[int, PathParameter(ge=0, le=100_000)]) -> Response:
         if scene_id >= len(service.scenes):
             raise _refuse(404, f"no scene {scene_id}: there are {len(service.scenes)}, from 0")
-        pixels = await run_in_threadpool(service.scenes[scene_id].load)
+        pixels = await service.decoding(service.scenes[scene_id].load)
         return Response(encode_png(pixels), media_type="image/png")
 
     @app.post(
-        "/api/view",
+        UPLOAD_PATH,
         tags=["scenes"],
         summary="Bring an image to the agent's size",
         response_class=Response,
-        responses=png | _problems(413, 415, 422),
+        responses=png | _problems(413, 415, 422, 503),
         openapi_extra={"requestBody": {"required": True, "content": _IMAGES | {"image/*": _BINARY}}},
     )
     async def view(request: Request) -> Response:
@@ -394,5 +470,6 @@ def _add_scene_routes(app: FastAPI, service: Service) -> None:
         content_type = _content_type(request)
         if not content_type.startswith("image/"):
             raise _refuse(415, f"send an image, such as image/png; got '{content_type}'")
-        body = await request.body()
-        return Response(await run_in_threadpool(service.read_scene, body), media_type="image/png")
+        with service.uploading():
+            body = await request.body()
+            return Response(await service.decoding(service.read_scene, body), media_type="image/png")

@@ -1,7 +1,7 @@
 """How much a client may ask of the service, and what holds it to that."""
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,9 @@ class Limits:
         lifetime_seconds: How long a session is kept at all.
         max_upload_bytes: Bytes of a request.
         max_upload_pixels: Pixels of an uploaded image, counted before it is decoded.
+        max_uploads: Images that are being uploaded at once; of these one at a time is decoded.
+        max_connections: Connections open at once; a request on one more is answered 503.
+        client_seconds: How long a client may take to send a request, and to take the answer.
     """
 
     max_sessions: int = 256
@@ -31,6 +34,9 @@ class Limits:
     lifetime_seconds: float = 3600.0
     max_upload_bytes: int = 16_000_000
     max_upload_pixels: int = 40_000_000
+    max_uploads: int = 4
+    max_connections: int = 512
+    client_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         """Checks the limits."""
@@ -45,23 +51,31 @@ class _BodyTooLargeError(Exception):
 class BodyLimit:
     """Refuses a request that is too long, by its header or, if that lies, as it arrives."""
 
-    def __init__(self, app: App, max_bytes: int) -> None:
-        self.app, self.max_bytes = app, max_bytes
+    def __init__(self, app: App, max_bytes: int, exceptions: Mapping[str, int]) -> None:
+        """Wraps the application.
+
+        Args:
+            app: What to pass requests on to.
+            max_bytes: What a body may have.
+            exceptions: The same for paths that take more.
+        """
+        self.app, self.max_bytes, self.exceptions = app, max_bytes, exceptions
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Passes the request on, and counts its bytes."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        max_bytes = self.exceptions.get(scope["path"], self.max_bytes)
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        too_long = announced.isdigit() and int(announced) > self.max_bytes
+        too_long = announced.isdigit() and int(announced) > max_bytes
         arrived = 0
 
         async def counted() -> Message:
             nonlocal arrived, too_long
             message = await receive()
             arrived += len(message.get("body", b""))
-            too_long = arrived > self.max_bytes
+            too_long = arrived > max_bytes
             if too_long:
                 raise _BodyTooLargeError
             return message
@@ -74,7 +88,7 @@ class BodyLimit:
             with suppress(_BodyTooLargeError):
                 await self.app(scope, counted, unless_refused)
         if too_long:
-            await refuse(send, 413, f"a request may have {self.max_bytes} bytes: send less")
+            await refuse(send, 413, f"a request may have {max_bytes} bytes: send less")
 
 
 class SameOrigin:

@@ -30,6 +30,13 @@ class Problem(BaseModel):
     error: str
 
 
+class Conflict(Problem):
+    """The same of a glimpse for another state of the session than it is in, and what that state is."""
+
+    num_glimpses: int | None = Field(None, description="glimpses the session has seen")
+    location: list[int] | None = Field(None, description="where it wants to look next, [row, column]")
+
+
 class GridInfo(BaseModel):
     """Where glimpses lie in a scene."""
 
@@ -47,6 +54,9 @@ class LimitsInfo(BaseModel):
     lifetime_seconds: float
     max_upload_bytes: int
     max_upload_pixels: int
+    max_uploads: int
+    max_connections: int
+    client_seconds: float
 
 
 class AgentInfo(BaseModel):

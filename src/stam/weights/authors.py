@@ -22,8 +22,13 @@ def load_authors(
     """
     source = named(state_dict)
     state = read_deit(state_dict)
-    for name in ("loc_pos_embed", "location_module.fc1.weight", "dist_token"):
-        if name not in state:
+    for name, dimensions in (
+        ("loc_pos_embed", 3),
+        ("location_module.fc1.weight", 2),
+        ("dist_token", 3),
+        ("head.weight", 2),
+    ):
+        if name not in state or state[name].ndim != dimensions or 0 in state[name].shape:
             raise WeightsError(f"{source} is not a STAM checkpoint of the authors: it lacks '{name}'")
     patch_height, patch_width = state["patch_embed.proj.weight"].shape[2:]
     patch_side = square_side(state["pos_embed"].shape[1] - 2, "patch positions", source)

@@ -1,5 +1,6 @@
 """DeiT, plain or distilled, in DeiT's own, timm's or Hugging Face's naming."""
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,16 @@ from stam.model.agent import Agent, interpolate_positions
 from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
 from stam.scene.grid import Grid, Size
-from stam.weights.state_dict import Source, StateDict, load_strictly, named, read_state_dict
+from stam.weights.state_dict import (
+    Source,
+    StateDict,
+    load_strictly,
+    named,
+    outline,
+    read_state_dict,
+    require_shapes,
+    shapes_of,
+)
 
 # Hugging Face's names of DeiT's parameters, after the prefix `deit.` or `vit.`
 _HUGGING_FACE = [
@@ -49,9 +59,10 @@ def _from_hugging_face(state: StateDict, source: str) -> StateDict:
             raise WeightsError(f"{source} has '{full_name}', which is not a parameter of DeiT")
     for name in [name for name in renamed if ".attn.query." in name]:
         parts = [renamed.pop(name.replace("query", part), None) for part in ("query", "key", "value")]
-        if any(part is None for part in parts):
-            raise WeightsError(f"{source} lacks the key or the value beside '{name}'")
-        renamed[name.replace("query", "qkv")] = torch.cat([part for part in parts if part is not None])
+        present = [part for part in parts if part is not None and part.ndim > 0]
+        if len(present) < 3 or len({part.shape for part in present}) > 1:
+            raise WeightsError(f"{source} lacks the key or the value beside '{name}', or one of that shape")
+        renamed[name.replace("query", "qkv")] = torch.cat(present)
     return renamed
 
 
@@ -65,14 +76,61 @@ def read_deit(source: Source) -> StateDict:
         state = {name.removeprefix("core."): value for name, value in state.items() if name[:5] == "core."}
     if any(".attention.attention." in name for name in state):
         state = _from_hugging_face(state, named(source))
-    for name in ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"):
-        if name not in state:
-            raise WeightsError(f"{named(source)} is not a DeiT: it lacks '{name}'")
+    _require_sound(state, named(source))
     return state
 
 
+# the parameters that the others' shapes follow from, and their numbers of dimensions
+_DEFINING = {
+    "cls_token": 3,
+    "pos_embed": 3,
+    "patch_embed.proj.weight": 4,
+    "blocks.0.attn.qkv.weight": 2,
+    "blocks.0.mlp.fc1.weight": 2,
+}
+
+
+def _require_sound(state: StateDict, source: str) -> None:
+    """Raises unless the parameters are those of one DeiT: before a model of their sizes is built.
+
+    Classifiers, and what an agent has beside its core, are looked at by who needs them.
+    """
+    for name, dimensions in _DEFINING.items():
+        if name not in state:
+            raise WeightsError(f"{source} is not a DeiT: it lacks '{name}'")
+        shape = tuple(state[name].shape)
+        if len(shape) != dimensions or 0 in shape:
+            raise WeightsError(f"{source} is not a DeiT: '{name}' has the shape {shape}")
+    for name in ("head.weight", "head_dist.weight"):
+        if name in state and state[name].ndim != 2:
+            raise WeightsError(f"{source} is not a DeiT: '{name}' has {state[name].ndim} dimensions")
+    settings = core_settings(state, num_heads=1)
+    distilled = "dist_token" in state
+    num_patches = state["pos_embed"].shape[1] - 1 - distilled
+    patch_height, patch_width = state["patch_embed.proj.weight"].shape[2:]
+    if num_patches < 1:
+        raise WeightsError(f"{source} is not a DeiT: 'pos_embed' has no patch positions")
+    expected = outline(
+        lambda: VisionTransformer(
+            num_classes=1,
+            patch_size=(patch_height, patch_width),
+            image_patches=(1, num_patches),
+            distilled=distilled,
+            **settings,
+        ),
+        source,
+    )
+    found = shapes_of(state)
+    core = {name: shape for name, shape in expected.items() if not name.startswith("head")}
+    require_shapes(core, {name: found[name] for name in core if name in found}, source)
+
+
 def _depth(state: StateDict) -> int:
-    return 1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks."))
+    numbers = {name.split(".")[1] for name in state if name.startswith("blocks.")}
+    depth = next(number for number in itertools.count() if str(number) not in numbers)
+    if depth < len(numbers):
+        raise WeightsError(f"the blocks of a DeiT are numbered from 0 on: {depth} is missing")
+    return depth
 
 
 def _num_heads(width: int, given: int | None) -> int:
@@ -153,6 +211,8 @@ def _fit_classifiers(
                     )
                 if not all(0 <= index < available for index in class_indices):
                     raise WeightsError(f"class_indices must be below {available}, the classes of {source}")
+                if name not in state or len(state[name]) != available:
+                    raise WeightsError(f"{source} lacks a '{name}' of {available} classes")
                 state[name] = state[name][list(class_indices)]
             elif available != num_classes:
                 state[name] = fresh[name].clone()

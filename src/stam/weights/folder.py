@@ -1,22 +1,22 @@
 """Our own format: a folder of `model.safetensors` and `config.json`, of an agent or of a teacher."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 from torch import nn
 
-from stam.config import AgentConfig, from_plain, require, to_plain
-from stam.errors import ConfigError, StamError, WeightsError, require_package
-from stam.files import save_folder
+from stam.config import AgentConfig, from_plain, require_timm_name, to_plain
+from stam.errors import ConfigError, FileError, StamError, WeightsError, require, require_package
+from stam.files import WRITING, read_json, recover, save_folder
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
 from stam.scene.grid import Grid, Size
-from stam.weights.state_dict import load_strictly, read_state_dict
+from stam.weights.state_dict import load_strictly, outline, read_shapes, read_state_dict, require_shapes
 
 FORMAT = "stam-agent"
 TEACHER_FORMAT = "stam-teacher"
@@ -27,6 +27,7 @@ CONFIG_FILE = "config.json"
 
 def is_agent_folder(folder: Path) -> bool:
     """Tells whether a folder holds a saved model: an agent, or a teacher."""
+    recover(folder)  # a process may have been killed while it saved one
     return (folder / CONFIG_FILE).is_file() and (folder / MODEL_FILE).is_file()
 
 
@@ -44,7 +45,8 @@ def save_agent(agent: Agent, folder: str | Path, half: bool = False) -> None:
         half: Whether to store floats in half precision.
     """
     folder = Path(folder)
-    if folder.is_dir() and not is_agent_folder(folder) and any(folder.iterdir()):
+    others = {file.name for file in folder.iterdir()} - {WRITING} if folder.is_dir() else set()
+    if others and not is_agent_folder(folder):
         raise StamError(f"'{folder}' is not empty and holds no agent: choose another folder")
     _write(folder, agent, FORMAT, {"agent": to_plain(agent.config)}, half)
 
@@ -52,9 +54,30 @@ def save_agent(agent: Agent, folder: str | Path, half: bool = False) -> None:
 def load_agent(folder: str | Path) -> Agent:
     """Reads an agent that `save_agent` wrote, in evaluation mode."""
     folder = Path(folder)
-    agent = Agent(from_plain(AgentConfig, _read_record(folder, FORMAT, "agent")))
-    load_strictly(agent, read_state_dict(folder / MODEL_FILE), f"'{folder / MODEL_FILE}'")
+    file, weights = folder / CONFIG_FILE, folder / MODEL_FILE
+    values = _read_record(folder, FORMAT, "agent")
+    try:
+        config = from_plain(AgentConfig, values)
+        _require_outline(lambda: _Outline(config), config.depth, weights)
+        agent = Agent(config)
+    except ConfigError as error:
+        raise WeightsError(f"'{file}' does not describe an agent: {error}") from error
+    load_strictly(agent, read_state_dict(weights), f"'{weights}'")
     return agent.eval()
+
+
+class _Outline(Agent):
+    """An agent whose parameters have no values, only shapes."""
+
+    def reset_location_embedding(self) -> None:
+        """There is nothing to start from."""
+
+
+def _require_outline(build: Callable[[], nn.Module], depth: int, weights: Path) -> None:
+    """Raises unless a model has the shapes that its file says: before memory is taken for it."""
+    found = read_shapes(weights)
+    require(depth <= len(found), f"depth is {depth}, with {len(found)} tensors in '{weights}'")
+    require_shapes(outline(build, f"the configuration of '{weights}'"), found, f"'{weights}'")
 
 
 @dataclass(frozen=True)
@@ -69,6 +92,12 @@ class _VitRecord:
     mlp_ratio: float = 4.0
     distilled: bool = True
 
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        for name in ("channels", "width", "depth", "num_heads", "mlp_ratio"):
+            require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
+        require(self.width % self.num_heads == 0, f"num_heads {self.num_heads} does not divide {self.width}")
+
 
 @dataclass(frozen=True)
 class _TeacherRecord:
@@ -78,6 +107,15 @@ class _TeacherRecord:
     image_size: Size
     vit: _VitRecord | None = None
     timm: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked before anything is built."""
+        require(
+            (self.vit is None) != (self.timm is None),
+            "it needs either the settings 'vit' or the model name 'timm'",
+        )
+        if self.timm is not None:
+            require_timm_name(self.timm)
 
 
 def save_teacher(model: nn.Module, folder: str | Path, record: Mapping[str, Any], half: bool = False) -> None:
@@ -95,36 +133,26 @@ def save_teacher(model: nn.Module, folder: str | Path, record: Mapping[str, Any]
 def load_teacher_folder(folder: str | Path) -> tuple[Teacher, tuple[str, ...]]:
     """Reads a teacher that `save_teacher` wrote; returns it with its class names."""
     folder = Path(folder)
+    weights = folder / MODEL_FILE
     values = _read_record(folder, TEACHER_FORMAT, "teacher")
     try:
-        _check_teacher(values)
         record = from_plain(_TeacherRecord, values)
+        if record.vit is not None:
+            _require_outline(lambda: _build_teacher(record), record.vit.depth, weights)
         model = _build_teacher(record)
     except ConfigError as error:
         raise WeightsError(f"'{folder / CONFIG_FILE}' does not describe a teacher: {error}") from error
-    load_strictly(model, read_state_dict(folder / MODEL_FILE), f"'{folder / MODEL_FILE}'")
+    load_strictly(model, read_state_dict(weights), f"'{weights}'")
     return Teacher(model, len(record.labels)), record.labels
-
-
-def _check_teacher(values: Mapping[str, Any]) -> None:
-    """Raises where a value of a teacher's record is not of its kind."""
-    labels, vit, timm = (values.get(name) for name in ("labels", "vit", "timm"))
-    named = isinstance(labels, list) and all(isinstance(name, str) for name in labels)
-    require(named, "labels must be a list of class names")
-    one = (isinstance(vit, dict) and timm is None) or (isinstance(timm, str) and vit is None)
-    require(one, "it needs either the settings 'vit' or the model name 'timm'")
-    numbers = {field.name: (vit or {}).get(field.name, 1) for field in fields(_VitRecord)}
-    for name, value in {"image_size": values.get("image_size"), **numbers}.items():
-        sizes = value if isinstance(value, list) and len(value) == 2 else [value]
-        kind = float if name == "mlp_ratio" else int
-        sound = all(isinstance(size, (int, kind)) for size in sizes)
-        require(sound, f"{name} must be a {'' if kind is float else 'whole '}number, got {value!r}")
 
 
 def _build_teacher(record: _TeacherRecord) -> nn.Module:
     if record.vit is None:
         timm = require_package("timm", extra="timm")
-        return timm.create_model(record.timm, num_classes=len(record.labels))
+        try:
+            return timm.create_model(record.timm, num_classes=len(record.labels))
+        except RuntimeError as error:
+            raise ConfigError(f"timm has no model '{record.timm}'") from error
     grid = Grid(record.image_size, record.vit.patch_size, record.vit.patch_size)
     settings = {**vars(record.vit), "patch_size": grid.patch_size, "image_patches": grid.image_patches}
     return VisionTransformer(num_classes=len(record.labels), **settings)
@@ -143,32 +171,37 @@ def _write(folder: Path, module: nn.Module, kind: str, record: dict[str, Any], h
 def _format_of(folder: Path) -> str | None:
     """Returns which format a folder says it has; none where its record cannot be read."""
     try:
-        return json.loads((folder / CONFIG_FILE).read_text())["format"]
-    except (OSError, ValueError, KeyError, TypeError):
+        record = read_json(folder / CONFIG_FILE)
+    except FileError:
         return None
+    found = record.get("format") if isinstance(record, dict) else None
+    return found if isinstance(found, str) else None
 
 
-def _read_record(folder: Path, kind: str, part: str) -> dict[str, Any]:
+def _read_record(folder: Path, kind: str, part: str) -> Any:
     """Returns what a saved model's configuration says of the `part`, after checking its format."""
     if not is_agent_folder(folder):
         raise WeightsError(f"'{folder}' is not a saved model: it needs {MODEL_FILE} and {CONFIG_FILE}")
     file = folder / CONFIG_FILE
     try:
-        record = json.loads(file.read_text())
-        found, version = record["format"], str(record["format_version"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise WeightsError(f"'{file}' is not a configuration of ours: {error!r}") from error
+        record = read_json(file)
+    except FileError as error:
+        raise WeightsError(f"'{file}' is not a configuration of ours: {error}") from error
+    if not isinstance(record, dict) or "format" not in record:
+        raise WeightsError(f"'{file}' is not a configuration of ours: it lacks 'format'")
+    found, version = record["format"], str(record.get("format_version"))
     if found == "stam-zoo":
         raise WeightsError(
             f"'{folder}' is a system of the zoo, not an agent: stam.zoo.load opens it, and stam evaluate, "
             "compare, figures and predict take it"
         )
     if found != kind:
-        raise WeightsError(f"'{folder}' is a {found}, not a {kind}")
+        raise WeightsError(f"'{folder}' is a {found!s:.40}, not a {kind}")
     if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
         raise WeightsError(
-            f"'{folder}' has format {version}, this version reads {FORMAT_VERSION}: upgrade stam-vision"
+            f"'{folder}' has format {version:.40}, this version reads {FORMAT_VERSION}: upgrade stam-vision"
         )
-    if not isinstance(record.get(part), dict):
-        raise WeightsError(f"'{file}' is not a configuration of ours: it lacks '{part}'")
+    for name in record.keys() ^ {"format", "format_version", part}:
+        what = f"it has '{name:.40}' too" if name in record else f"it lacks '{name}'"
+        raise WeightsError(f"'{file}' is not a configuration of ours: {what}")
     return record[part]

@@ -6,18 +6,20 @@ restricted loader.
 
 import argparse
 import pickle
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stam.errors import WeightsError
 
 StateDict = dict[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
 Source = str | Path | Mapping[str, Tensor]
 
 
@@ -30,12 +32,64 @@ def read_state_dict(source: Source) -> StateDict:
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
         raise WeightsError(f"{named(source)} holds no tensors: give a DeiT, timm or STAM weights file")
+    for name, value in tensors.items():
+        if not isinstance(name, str) or not _is_plain(value):
+            raise WeightsError(f"{named(source)} has something else than plain numbers as '{name}'")
     prefix = "module."  # left by torch's data-parallel wrapper
     stripped = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return {
         name: value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
         for name, value in stripped.items()
     }
+
+
+def read_shapes(path: Path) -> Shapes:
+    """Reads the shape of every tensor of a `.safetensors` file from its header, and none of the numbers."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise WeightsError(f"'{path}' is not a weights file or is damaged: {_first_line(error)}") from error
+
+
+def require_shapes(expected: Mapping[str, tuple[int, ...]], found: Shapes, source: str) -> None:
+    """Raises unless tensors have the names and shapes of a model; names the first that does not fit."""
+    for name, want in expected.items():
+        if name not in found:
+            raise WeightsError(f"{source} lacks '{name}': expected shape {want}")
+        if found[name] != want:
+            raise WeightsError(
+                f"{source} does not fit at '{name}': expected shape {want}, found {found[name]}"
+            )
+    for name, shape in found.items():
+        if name not in expected:
+            raise WeightsError(f"{source} has '{name}' of shape {shape}, which the model lacks")
+
+
+def outline(build: Callable[[], nn.Module], source: str) -> Shapes:
+    """Returns the shapes of a model's parameters without taking memory for them.
+
+    Args:
+        build: Builds the model, on the device that is current.
+        source: What says how it is to be built, for an error.
+    """
+    try:
+        with torch.device("meta"):
+            return shapes_of(build().state_dict())
+    except (RuntimeError, OverflowError, ValueError, TypeError) as error:
+        raise WeightsError(f"{source} describes no model: {_first_line(error)}") from error
+
+
+def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
+    """Returns the shape of every tensor."""
+    return {name: tuple(value.shape) for name, value in state.items()}
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Tells whether a tensor is dense numbers that are all there: a view can repeat few of them endlessly."""
+    numeric = value.is_floating_point() or value.dtype in (torch.int64, torch.int32, torch.uint8, torch.bool)
+    dense = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+    return numeric and dense and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def named(source: Source) -> str:
@@ -48,9 +102,12 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise WeightsError(f"'{path}' is a folder: give the weights file in it")
     if not path.exists():
         raise WeightsError(f"no weights file '{path}': check the path")
+    if not path.is_file():
+        raise WeightsError(f"'{path}' is not a regular file: give a weights file")
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
+        _require_uncompressed(path)
         # argparse.Namespace: the settings that DeiT's own script saves beside the weights; a plain record
         with torch.serialization.safe_globals([argparse.Namespace]):
             loaded = torch.load(path, map_location="cpu", weights_only=True)
@@ -61,11 +118,20 @@ def _read_file(path: Path) -> dict[str, Any]:
                 "save its state dict alone, best as .safetensors"
             ) from error
         raise WeightsError(f"'{path}' is not a weights file or is damaged: {_first_line(error)}") from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file makes torch raise nearly anything
         raise WeightsError(f"'{path}' is not a weights file or is damaged: {_first_line(error)}") from error
     if not isinstance(loaded, Mapping):
         raise WeightsError(f"'{path}' holds a {type(loaded).__name__}, not a state dict of tensors")
     return dict(loaded)
+
+
+def _require_uncompressed(path: Path) -> None:
+    """Raises where an archive would unpack to more than it is: torch packs nothing when it saves."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > path.stat().st_size:
+            raise ValueError(f"it would unpack to {unpacked} bytes")
 
 
 def _first_line(error: Exception) -> str:
@@ -74,17 +140,8 @@ def _first_line(error: Exception) -> str:
 
 def load_strictly(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     """Copies a state dict into a module; names the first parameter that does not fit, with both shapes."""
-    expected = module.state_dict()
-    for name, parameter in expected.items():
-        want = tuple(parameter.shape)
-        if name not in state:
-            raise WeightsError(f"{source} lacks '{name}': expected shape {want}")
-        found = tuple(state[name].shape)
-        if found != want:
-            raise WeightsError(f"{source} does not fit at '{name}': expected shape {want}, found {found}")
-        if state[name].is_floating_point() and not torch.isfinite(state[name]).all():
-            raise WeightsError(f"{source} has values in '{name}' that are not finite: take another file")
+    require_shapes(shapes_of(module.state_dict()), shapes_of(state), source)
     for name, value in state.items():
-        if name not in expected:
-            raise WeightsError(f"{source} has '{name}' of shape {tuple(value.shape)}, which the model lacks")
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise WeightsError(f"{source} has values in '{name}' that are not finite: take another file")
     module.load_state_dict(dict(state))

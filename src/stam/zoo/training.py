@@ -319,7 +319,7 @@ class SystemLearner(Learner):
 
     def end_epoch(self, epoch: int) -> dict[str, Any]:
         """Returns the mean losses, and the accuracy after some looks when a validation is due."""
-        metrics: dict[str, Any] = {"stage": self.system.stages[self.stage].name}
+        metrics: dict[str, Any] = {"stage": self.stage + 1}
         metrics |= {f"loss/{name}": mean for name, mean in self.meter.means().items()}
         if self.validates_after(epoch, self.training.validate_every, self.training.epochs):
             found = accuracy(self.system, self.val_scenes, self.config, self.training.validation_images)
@@ -349,7 +349,7 @@ class SystemLearner(Learner):
     def progress(self, metrics: dict[str, Any]) -> dict[str, str]:
         """Returns the stage, the loss and the accuracy."""
         loss = sum(value for name, value in metrics.items() if name.startswith("loss/"))
-        shown = {"stage": metrics["stage"], "loss": f"{loss:.3f}"}
+        shown = {"stage": self.system.stages[self.stage].name, "loss": f"{loss:.3f}"}
         right = [value for name, value in metrics.items() if name.startswith("val/")]
         return shown | ({"acc": f"{100 * right[-1]:.1f}"} if right else {})
 

@@ -32,9 +32,14 @@ export const api = {
   open: async (settings) => (await request("sessions", json(settings))).json(),
   rewind: async (id, count) => (await request(`sessions/${id}/rewind`, json({ num_glimpses: count }))).json(),
   close: (id) => request(`sessions/${id}`, { method: "DELETE", keepalive: true }).catch(() => {}),
-  observe: async (id, pixels, location) => {
-    const where = location ? `&row=${location[0]}&column=${location[1]}` : "";
+  // `count` glimpses came before this one: so the service knows one that is sent twice, and takes it once.
+  observe: async (id, pixels, [row, column], count) => {
     const options = { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: pixels };
-    return (await request(`sessions/${id}/glimpses?map=true${where}`, options)).json();
+    const path = `sessions/${id}/glimpses?map=true&row=${row}&column=${column}&num_glimpses=${count}`;
+    const answer = await request(path, options).catch((error) => {
+      if (error.status !== 0) throw error;
+      return request(path, options); // no answer: once more
+    });
+    return answer.json();
   },
 };

@@ -62,18 +62,20 @@ export class Track {
   }
 
   #observe(location) {
-    return this.#withSession(() => api.observe(this.id, this.scene.sense(location), location), this.entries.length);
+    const count = this.entries.length;
+    return this.#withSession(() => api.observe(this.id, this.scene.sense(location), location, count), count);
   }
 
-  // A session that has expired is opened again and shown the first `count` glimpses.
+  // A session that has expired, or has seen what we never heard of, is opened again and shown the first `count` glimpses.
   async #withSession(action, count) {
     try {
       return await action();
     } catch (error) {
-      if (!(error instanceof ApiError) || error.status !== 404) throw error;
+      if (!(error instanceof ApiError) || ![404, 409].includes(error.status)) throw error;
       const first = this.first;
       await this.open(first);
-      for (const entry of this.entries.slice(0, count)) await api.observe(this.id, this.scene.sense(entry.sensed), entry.sensed);
+      for (const [index, entry] of this.entries.slice(0, count).entries())
+        await api.observe(this.id, this.scene.sense(entry.sensed), entry.sensed, index);
       return action();
     }
   }

@@ -1,0 +1,117 @@
+"""How much sooner a causal core looks than the paper's, which encodes all glimpses again after each.
+
+    python benchmarks/cores.py --size tiny --threads 2
+    python benchmarks/cores.py --size tiny --device cuda --batch-sizes 600
+
+Both are timed in turn, round after round, so that a busy machine slows both alike; medians over the rounds.
+look: a look of all glimpses, with the actor of the shipped agents (512 wide).
+core: the same by a fixed order, without the actor.
+step: the last glimpse of a live session (on a CPU).
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+import stam
+from stam.evaluation import multiply_adds
+from stam.evaluation.timing import in_turn, median_ratio
+from stam.fast import prepare
+from stam.fast.cuda_graph import GraphedLook
+from stam.learning.optimisation import autocast
+from stam.live import Session
+from stam.model.agent import Looker
+
+CORES = ("reencoding", "causal")
+
+
+def build(size: str, core: str, actor_width: int, device: torch.device) -> Looker:
+    torch.manual_seed(0)
+    config = stam.AgentConfig.of_size(size, 10, core=core, actor_width=actor_width, drop_path=0.0)
+    return prepare(stam.Agent(config).eval().to(device))
+
+
+def look(looker: Looker, images: torch.Tensor, num_glimpses: int, policy: str) -> Callable[[], object]:
+    first = torch.arange(len(images), device=images.device) % looker.grid.num_locations
+    chosen = looker.policy(policy)
+    if images.device.type == "cuda":
+        graphed = GraphedLook(looker, num_glimpses, lambda: chosen)
+
+        def run() -> object:
+            with autocast(images.device, "auto"):
+                return graphed(images, first)
+
+        return run
+    return partial(looker.look_from, images, num_glimpses, first, chosen)
+
+
+def last_step(looker: Looker, num_glimpses: int) -> Callable[[], object]:
+    """Returns a call that feeds a live session its last glimpse; it can be repeated."""
+    session = Session(looker, first_location=0)
+    glimpses = torch.randn(looker.grid.num_locations, 3, *looker.grid.glimpse_size)
+    for _ in range(num_glimpses - 1):
+        assert session.location is not None
+        session.observe(glimpses[looker.grid.index(session.location)])
+    before = session.snapshot
+
+    def step() -> object:
+        session.commit(before)
+        return session.observe(glimpses[0])
+
+    return step
+
+
+@torch.no_grad()
+def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
+    device = torch.device(arguments.device)
+    lookers = {core: build(arguments.size, core, arguments.actor_width, device) for core in CORES}
+    count, rows = arguments.num_glimpses, []
+    cases: list[tuple[str, int, dict[str, Callable[[], object]]]] = []
+    for batch_size in arguments.batch_sizes:
+        images = torch.randn(batch_size, 3, 224, 224, device=device)
+        for name, policy in (("look", "learned"), ("core", "spiral")):
+            runs = {core: look(lookers[core], images, count, policy) for core in CORES}
+            cases.append((name, batch_size, runs))
+    if device.type == "cpu":
+        cases.append(("step", 1, {core: last_step(lookers[core], count) for core in CORES}))
+    for name, batch_size, runs in cases:
+        times = in_turn(runs, device, arguments.rounds)
+        medians = {f"{core} ms": round(1e3 * statistics.median(times[core]), 2) for core in CORES}
+        ratio = median_ratio(times["reencoding"], times["causal"])
+        rows.append({"what": name, "batch": batch_size} | medians | {"times as fast": round(ratio, 2)})
+    products = [
+        sum(multiply_adds(lookers[core].config, count, lookers[core].policy("spiral")).core) for core in CORES
+    ]
+    rows.append({"what": "products of the core", "share": round(products[1] / products[0], 4)})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", default="tiny", choices=("tiny", "small", "base"))
+    parser.add_argument("--num-glimpses", type=int, default=21)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--actor-width", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    rows = measure(arguments)
+    if not arguments.json:
+        print(f"{arguments.size}, {arguments.num_glimpses} glimpses, {arguments.device}")
+    for row in rows:
+        print(
+            json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items())
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Settings for somebody's own images, chosen by the images and the machine.
+
+What is chosen follows from trials on subsets of aerial and other photographs (experiments/subsets.py). A run
+shows `episodes` images in all, each of them as many times as there are epochs.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from stam.learning.survey import Survey
+from stam.settings import RunConfig
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """How a core is trained.
+
+    Attributes:
+        epochs: Times each of 8,000 images is shown.
+        batches: Least number of batches; a batch is made smaller for it.
+        rate: Learning rate at batch 600 where the images are unlike those the core was trained on.
+        low_rate: The same where its features tell the classes apart as they are.
+    """
+
+    epochs: float
+    batches: int
+    rate: float
+    low_rate: float
+
+
+_PACES = {"reencoding": _Pace(62, 180, 7e-5, 2e-5), "causal": _Pace(240, 700, 2e-4, 2e-4)}
+_FROM_NOTHING = 3e-4  # learning rate of a core that starts at random
+
+_FULL_SIZE = 8000  # images; of more, each is shown less often
+_LEAST_EPISODES = 36_000
+_LARGEST_BATCH = 600
+_TEACHER_EPOCHS, _TEACHER_UPDATES, _TEACHER_BATCH, _TEACHER_RATE = 20, 500, 256, 5e-4
+_AVERAGED = 0.18  # of the batches
+_WELL_KNOWN, _UNKNOWN = 0.97, 0.9  # accuracy of a linear classifier on the features a core starts with
+MOST_EFFORT = 2.0  # more time than that for all epochs has not helped
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen.
+
+    Attributes:
+        config: The whole experiment.
+        reasons: What was chosen and why, for a person to read, one line each.
+    """
+
+    config: RunConfig
+    reasons: tuple[str, ...]
+
+
+def choose(config: RunConfig, survey: Survey, effort: float = 1.0, feature_weight: float = 2.0) -> Choice:
+    """Chooses how to train on images.
+
+    Args:
+        config: The recipe; what is not chosen here stays as it says.
+        survey: What the images are like.
+        effort: How much is trained: 1 as long as it pays, less where time is short, up to `MOST_EFFORT`.
+        feature_weight: Weight of following the teacher's features, 0 where that has none of this width.
+    """
+    batch, epochs, share = _amount(survey.num_images, config.agent.core, effort)
+    num_batches = epochs * max(1, int(share * survey.num_images) // batch)
+    rate, why_rate = _rate(config, survey, batch)
+    longer = effort > 1.2
+    training = dataclasses.replace(
+        config.training,
+        epochs=epochs,
+        epoch_share=share,
+        batch_size=batch,
+        base_lr=rate / (1.7 if longer else 1),
+        tau_epochs=max(1, epochs // 2),
+        ema_batches=max(2, round(_AVERAGED * num_batches)),
+        feature_weight=feature_weight,
+        validate_every=max(1, math.ceil(epochs / (8 if effort > 0.5 else 3))),
+        validation_images=config.training.validation_images if effort > 0.5 else 200,
+    )
+    flips = 0.5 if survey.has_no_up else 0.0
+    crops = (0.1 if longer else 0.2, 1.0)
+    augment = dataclasses.replace(config.data.augment, vertical_flip=flips, crop_scale=crops)
+    agent = dataclasses.replace(config.agent, drop_path=0.2) if longer else config.agent
+    teacher, how_taught = _teacher(config, survey.num_images, effort)
+    chosen = dataclasses.replace(
+        config,
+        agent=agent,
+        data=dataclasses.replace(config.data, augment=augment, resize_size=min(config.agent.grid.image_size)),
+        training=training,
+        teacher_training=dataclasses.replace(config.teacher_training, **teacher),
+        start_from_teacher=feature_weight > 0,
+    )
+    shown = f"{epochs} epochs" if share == 1 else f"{epochs} epochs of {100 * share:.2g}% of the images"
+    reasons = [
+        f"{shown}, batch {batch}: for {survey.num_images:,} images" + _why_effort(effort),
+        f"learning rate {rate:.1e}: {why_rate}",
+        _why_flips(survey),
+    ]
+    if config.teacher is None:
+        start = "; the agent starts from it and follows its features" if feature_weight > 0 else ""
+        reasons.append(f"teacher: {how_taught}{start}")
+    elif feature_weight == 0:
+        reasons.append("the teacher's features are not followed: they are not as wide as the agent's")
+    return Choice(chosen, tuple(reasons))
+
+
+def episodes(num_images: int, core: str) -> int:
+    """Returns how many images an agent is shown in all, counted each time, for its best accuracy."""
+    pace = _PACES[core]
+    each = pace.epochs * min(1.0, math.sqrt(_FULL_SIZE / num_images))
+    return max(round(each * num_images), _LEAST_EPISODES)
+
+
+def teacher_images(num_images: int) -> int:
+    """Returns the same for a teacher."""
+    return round(num_images * min(3 * _TEACHER_EPOCHS, _TEACHER_EPOCHS * math.sqrt(_FULL_SIZE / num_images)))
+
+
+def _amount(num_images: int, core: str, effort: float) -> tuple[int, int, float]:
+    """Returns batch, epochs and the share of the images an epoch shows."""
+    total = episodes(num_images, core) * effort
+    batch = _round_down(min(_LARGEST_BATCH, total / _PACES[core].batches, num_images / 2))
+    epochs = max(total / num_images, min(40, total / batch))  # schedules go by epochs: 40 make them smooth
+    share = min(1.0, max(total / (num_images * epochs), batch / num_images))
+    return batch, max(1, round(epochs)), 1.0 if share > 0.95 else share
+
+
+def _teacher(config: RunConfig, num_images: int, effort: float) -> tuple[dict[str, Any], str]:
+    total = teacher_images(num_images) * min(effort, 1.0)
+    batch = _round_down(min(_TEACHER_BATCH, total / _TEACHER_UPDATES, num_images))
+    epochs = max(total / num_images, min(10, total / batch))
+    share = min(1.0, max(total / (num_images * epochs), batch / num_images))
+    settings = {
+        "epochs": max(1, round(epochs)),
+        "epoch_share": 1.0 if share > 0.95 else share,
+        "batch_size": batch,
+        "base_lr": _TEACHER_RATE * math.sqrt(_TEACHER_BATCH / batch),
+        "warmup_epochs": 1,
+        "validate_every": max(1, math.ceil(epochs / 4)),
+    }
+    named = "a DeiT" if config.teacher_training.model == "deit" else config.teacher_training.model
+    passes = total / num_images
+    return settings, f"{named} fine-tuned first, {passes:.2g} passes over the images"
+
+
+def _round_down(batch: float) -> int:
+    """Returns a batch that processes and kernels like: a multiple of 8, or of 2 where it is small."""
+    unit = 8 if batch >= 32 else 2
+    return max(2, int(batch) // unit * unit)
+
+
+def _rate(config: RunConfig, survey: Survey, batch: int) -> tuple[float, str]:
+    """Returns the learning rate at batch 512, which is what settings say, and why.
+
+    It goes with the square root of the batch, as AdamW wants it.
+    """
+    pace = _PACES[config.agent.core]
+    if survey.separable is None:
+        known = 0.0
+        why = "the core starts from nothing" if config.init == "none" else "too many classes to tell more"
+    else:
+        known = min(1.0, max(0.0, (survey.separable - _UNKNOWN) / (_WELL_KNOWN - _UNKNOWN)))
+        why = f"the features it starts with tell the classes apart in {100 * survey.separable:.0f}% of cases"
+    rate = pace.rate ** (1 - known) * pace.low_rate**known
+    if config.init == "none":
+        rate = _FROM_NOTHING
+    return rate * math.sqrt(_LARGEST_BATCH / batch), why
+
+
+def _why_effort(effort: float) -> str:
+    if effort > 1.2:
+        return f" and {effort:.1f} times the usual time, so with more drop-path and smaller crops"
+    return f" in {100 * effort:.2g}% of the time for full accuracy" if effort < 0.9 else ""
+
+
+def _why_flips(survey: Survey) -> str:
+    if survey.upside_down is None:
+        return "no vertical flips: nothing is known of the images"
+    said = f"upside-down images are told from upright ones in {100 * survey.upside_down:.0f}% of cases"
+    return f"{'vertical flips' if survey.has_no_up else 'no vertical flips'}: {said}"

@@ -1,0 +1,186 @@
+"""How long a training will take on this machine, measured on a few batches before it begins."""
+
+import copy
+import gc
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, TrainingView
+from stam.data.randomness import random_order
+from stam.fast import prepare
+from stam.learning.finetuning import TeacherLearner
+from stam.learning.loop import Place, num_workers
+from stam.learning.optimisation import autocast, choose_device
+from stam.learning.training import AgentLearner, plan
+from stam.model.agent import Agent, evaluating
+from stam.model.teacher import Teacher
+from stam.scene.pixels import normalise
+from stam.settings import RunConfig
+
+_PLACE = Place(epoch=0, batch=0, last_of_epoch=False)
+_FEW, _MORE = 4, 12  # images of the batches that are timed on a CPU
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one kind of batch: a part for each batch and a part for each of its images.
+
+    Attributes:
+        first: The first batch, beyond what every batch takes: kernels are compiled, a graph is captured.
+        batch: Each batch.
+        image: Each image of it.
+    """
+
+    first: float
+    batch: float
+    image: float
+
+    def of(self, num_batches: int, batch_size: int) -> float:
+        """Returns the seconds of some batches."""
+        return self.first + num_batches * (self.batch + batch_size * self.image)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured.
+
+    Attributes:
+        agent: Training the agent.
+        teacher: Fine-tuning its teacher; `None` where one is given.
+        look: Seconds of looking at a validation image.
+    """
+
+    agent: Cost
+    teacher: Cost | None
+    look: float
+
+
+@dataclass(frozen=True)
+class ExpectedTime:
+    """Seconds a training will take."""
+
+    teacher: float
+    agent: float
+
+    @property
+    def total(self) -> float:
+        """Both together."""
+        return self.teacher + self.agent
+
+
+def measure(
+    config: RunConfig,
+    agent: Agent,
+    teacher: Teacher | None,
+    model: nn.Module | None,
+    train: Scenes,
+    val: Scenes,
+) -> Speed:
+    """Times a few batches of a training on copies of its models.
+
+    Args:
+        config: The training.
+        agent: The agent, as it starts.
+        teacher: Its teacher, where one is given.
+        model: Otherwise the model that is fine-tuned into one.
+        train: Training images.
+        val: Validation images.
+    """
+    cost_of_teacher = None
+    if model is not None:
+        record = {"labels": list(train.classes)}
+        data, how = config.data, config.teacher_training
+        learner = TeacherLearner(how, data, agent.config, copy.deepcopy(model), record, val)
+        cost_of_teacher = _time(learner.train_batch, config, train, how.batch_size, learner.device)
+        teacher = Teacher(learner.model, len(train.classes))
+    assert teacher is not None
+    student = AgentLearner(config, copy.deepcopy(agent), copy.deepcopy(teacher), val)
+    cost = _time(student.train_batch, config, train, config.training.batch_size, student.device)
+    look = _time_look(student.agent, config, val)
+    del student, teacher
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return Speed(cost, cost_of_teacher, look)
+
+
+def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int) -> ExpectedTime:
+    """Returns how long a training takes at a measured speed."""
+    training, how = config.training, config.teacher_training
+    looked_at = min(num_val, training.validation_images) * _validations(
+        training.epochs, training.validate_every
+    )
+    agent = (
+        speed.agent.of(plan(num_train, config).num_batches(), training.batch_size) + looked_at * speed.look
+    )
+    if speed.teacher is None:
+        return ExpectedTime(0.0, agent)
+    batches = how.epochs * max(1, int(how.epoch_share * num_train) // how.batch_size)
+    # a whole image forward costs about a third of learning from it
+    seen = _validations(how.epochs, how.validate_every) * num_val * speed.teacher.image / 3
+    return ExpectedTime(speed.teacher.of(batches, how.batch_size) + seen, agent)
+
+
+def _validations(epochs: int, every: int) -> int:
+    return math.ceil(epochs / every)
+
+
+def _time(
+    learn: Callable[[Place, RawBatch], None],
+    config: RunConfig,
+    scenes: Scenes,
+    batch_size: int,
+    device: torch.device,
+) -> Cost:
+    """Times learning from batches: whole ones on a GPU, small ones of two sizes on a CPU."""
+
+    def load(count: int) -> tuple[RawBatch, float]:
+        began = time.perf_counter()
+        chosen = random_order(len(scenes), "speed")[:count]
+        loader = BatchLoader(scenes, [np.sort(chosen)], TrainingView(config.data.decode_size), 0)
+        return next(iter(loader)), (time.perf_counter() - began) / count
+
+    def timed(batch: RawBatch) -> float:
+        began = time.perf_counter()
+        learn(_PLACE, batch)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    workers = num_workers(config.data)
+    if device.type == "cuda":
+        batch, loading = load(min(batch_size, len(scenes)))
+        first = timed(batch)
+        timed(batch)
+        each = min(timed(batch) for _ in range(2))
+        return Cost(max(0.0, first - each), 0.0, max(each / len(batch), loading / max(1, workers)))
+    few, more = min(_FEW, batch_size), min(_MORE, batch_size)
+    (small, _), (large, loading) = load(few), load(more)
+    first = timed(small)
+    short, long = min(timed(small) for _ in range(2)), timed(large)
+    image = (long - short) / (more - few) if more > few else long / more
+    image = min(max(image, 0.5 * long / more), long / more)
+    return Cost(max(0.0, first - short), max(0.0, long - more * image), image + loading / max(1, workers))
+
+
+def _time_look(agent: Agent, config: RunConfig, val: Scenes) -> float:
+    """Returns the seconds of looking at one validation image."""
+    chosen = np.arange(min(len(val), _MORE))
+    view = EvaluationView(agent.config.image_size, config.data.resize_size)
+    device = choose_device(config.training.device)
+    with evaluating(agent), autocast(device, config.training.precision):
+        looker = prepare(agent, config.training.fast)
+        began = 0.0
+        for _ in range(2):  # the first is to warm up
+            began = time.perf_counter()
+            (raw,) = BatchLoader(val, [chosen], view, 0)
+            images = normalise(raw.images.to(device), agent.config.mean, agent.config.std)
+            trace = looker.look(images, config.training.num_glimpses)
+            trace.predictions.cpu()
+    return (time.perf_counter() - began) / len(chosen)

@@ -1,0 +1,140 @@
+"""Fits a recipe to somebody's images, this machine and the time there is, before a run begins."""
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from stam.data import Scenes, open_scenes
+from stam.errors import StamError, WeightsError
+from stam.learning.choosing import MOST_EFFORT, Choice, choose
+from stam.learning.expected_time import ExpectedTime, Speed, expected_time, measure
+from stam.learning.finetuning import build_student
+from stam.learning.optimisation import choose_device
+from stam.learning.survey import Survey, look_at
+from stam.model.agent import Agent
+from stam.model.teacher import Teacher
+from stam.settings import RunConfig
+from stam.weights import copy_teacher, open_teacher, start_agent
+from stam.weights.locate import NOTHING
+
+CPU_MINUTES = 30.0  # on a CPU full accuracy takes hours, so this is the time where none is given
+_KEPT_BACK = 0.03  # of the time, for saving and what cannot be measured
+_LEAST_EFFORT = 1e-4
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A recipe fitted to images and a machine.
+
+    Attributes:
+        choice: The settings and why.
+        speed: What was measured.
+        num_train: Training images.
+        num_val: Validation images.
+        num_classes: Their classes.
+        note: What to know of the time, for a person to read; may be empty.
+    """
+
+    choice: Choice
+    speed: Speed
+    num_train: int
+    num_val: int
+    num_classes: int
+    note: str
+
+    def expected(self, config: RunConfig) -> ExpectedTime:
+        """Returns how long a training takes, of these images on this machine."""
+        return expected_time(config, self.speed, self.num_train, self.num_val)
+
+
+def default_core(device: str) -> str:
+    """Returns the core to train where none is named: the one of the paper, or on a CPU the one that can."""
+    return "reencoding" if choose_device(device).type == "cuda" else "causal"
+
+
+def fit(config: RunConfig, minutes: float | None = None) -> Fit:
+    """Looks at the images, times a few batches, and chooses the settings of a training.
+
+    Args:
+        config: A recipe for own images. Nothing in it depends on the data yet.
+        minutes: Time for everything from now on; by default as much as pays on a GPU, and on a CPU
+            `CPU_MINUTES`.
+
+    Raises:
+        StamError: The data or weights cannot be opened, or the time is too short for anything.
+    """
+    began = time.monotonic()
+    device = choose_device(config.training.device)
+    data = config.data
+    splits = open_scenes(
+        data.path, val_fraction=data.val_fraction, test_fraction=data.test_fraction, seed=data.split_seed
+    )
+    train, val = splits.train, splits.val
+    agent_config = dataclasses.replace(
+        config.agent, num_classes=len(train.classes), labels=tuple(train.classes)
+    )
+    config = dataclasses.replace(config, agent=agent_config)
+    torch.manual_seed(config.training.seed)
+    agent = start_agent(config.init, agent_config, config.class_indices)
+    teacher, model, is_like_agent = _find_teacher(config, agent, train)
+    survey = Survey(len(train), len(train.classes))
+    if config.init != NOTHING:
+        survey = look_at(train, agent, config.data, device)
+    feature_weight = 2.0 if is_like_agent else 0.0
+    full = choose(config, survey, 1.0, feature_weight)
+    speed = measure(full.config, agent, teacher, model, train, val)
+
+    def seconds(effort: float) -> float:
+        chosen = choose(config, survey, effort, feature_weight).config
+        return expected_time(chosen, speed, len(train), len(val)).total
+
+    given = minutes is not None
+    if minutes is None and device.type != "cuda":
+        minutes = CPU_MINUTES
+    effort, note = 1.0, ""
+    if minutes is not None:
+        left = 60 * minutes * (1 - _KEPT_BACK) - (time.monotonic() - began)
+        if seconds(_LEAST_EFFORT) > left:
+            raise StamError(
+                f"--minutes {minutes:g} is too short: the shortest training takes "
+                f"{(seconds(_LEAST_EFFORT) + time.monotonic() - began) / 60:.1f} minutes on this machine"
+            )
+        most = MOST_EFFORT if given else 1.0
+        effort = _largest(seconds, left, most)
+        if effort == most and seconds(most) < 0.9 * left:
+            note = "more time has not helped in our trials, so it takes less"
+        elif not given:
+            note = f"a CPU is given {minutes:g} minutes; --minutes N gives it more or less"
+    choice = choose(config, survey, effort, feature_weight)
+    return Fit(choice, speed, len(train), len(val), len(train.classes), note)
+
+
+def _find_teacher(
+    config: RunConfig, agent: Agent, train: Scenes
+) -> tuple[Teacher | None, torch.nn.Module | None, bool]:
+    """Returns the teacher given or the model that becomes one, and whether the agent can start from it."""
+    if config.teacher is None:
+        how = config.teacher_training
+        model, _ = build_student(how, agent.config, config.init, tuple(train.classes), config.class_indices)
+        return None, model, how.model == "deit"
+    teacher = open_teacher(config.teacher, tuple(train.classes), agent.config, config.class_indices)
+    try:
+        copy_teacher(teacher, copy.deepcopy(agent))
+    except WeightsError:
+        return teacher, None, False
+    return teacher, None, True
+
+
+def _largest(seconds: Callable[[float], float], left: float, most: float) -> float:
+    """Returns the largest effort that fits into the time."""
+    if seconds(most) <= left:
+        return most
+    low, high = _LEAST_EFFORT, most
+    for _ in range(30):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if seconds(middle) <= left else (low, middle)
+    return low

@@ -1,0 +1,375 @@
+"""Opens damaged files of every format we read: each must be opened, or refused in one line.
+
+`python tests/fuzzing.py --inputs 100000` tries so many in all, in processes of their own, and reports how
+many were opened and refused, tracebacks, crashes, what took more than ten seconds, and the most memory taken.
+`tests/test_fuzzing.py` tries some of the same in every run of the tests.
+"""
+
+import argparse
+import contextlib
+import functools
+import io
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from agents import randomise, tiny_config
+from damage import damage_bytes, damage_json, damage_pth, damage_safetensors, save_pth
+from deits import CLASSES, deit_state, to_hugging_face
+from made_up import made_up
+from PIL import Image
+from safetensors.torch import save_file
+
+import stam
+from stam.data import SplitRecord, decode_image, load_record, save_record
+from stam.data.fmow import _read_box, _read_boxes, _SkipError
+from stam.data.memory import recall, record_file, remember
+from stam.errors import StamError
+from stam.evaluation import compare, load_evaluation, save_evaluation
+from stam.evaluation.examples import Example, load_examples, save_examples
+from stam.learning.experiment import recipe_of, reopen
+from stam.learning.recipes import get_recipe
+from stam.learning.runs import RunFolder, read_metrics, recorded_resize_size
+from stam.live.saving import load_session, save_session
+from stam.model.vit import VisionTransformer
+from stam.scene.grid import Grid
+from stam.weights import find_agent, load_authors, load_deit, load_teacher_folder, save_agent, save_teacher
+
+MOST_SECONDS = 10
+MOST_MEMORY = 6 * 2**30  # a file that asks for more is a failure, not the end of the machine
+
+
+@dataclass(frozen=True)
+class Target:
+    """A format, and what is done with a file of it.
+
+    Attributes:
+        path: Where the damaged file goes.
+        damage: Returns a damaged file.
+        use: Opens the file and does with it what commands do.
+    """
+
+    path: Path
+    damage: Callable[[Random], bytes]
+    use: Callable[[], Any]
+
+    def try_one(self, seed_or_random: int | Random) -> str:
+        """Opens one damaged file; returns `opened` or `refused`, and raises whatever else happens."""
+        random = seed_or_random if isinstance(seed_or_random, Random) else Random(seed_or_random)
+        content = self.damage(random)
+        self.path.write_bytes(content)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.use()
+        except StamError as error:
+            assert "\n" not in str(error), f"an error of several lines: {error}"
+            return "refused"
+        return "opened"
+
+
+def make_targets(folder: Path) -> dict[str, Target]:
+    """Writes one sound file of each format, and returns how to damage and open it."""
+    torch.manual_seed(0)
+    agent = stam.Agent(tiny_config(labels=tuple("abcde")))
+    randomise(agent)
+    return {
+        **_agent_targets(folder, agent.eval()),
+        **_run_targets(folder, agent),
+        **_result_targets(folder),
+        **_weights_targets(folder),
+        **_image_targets(folder),
+    }
+
+
+def _json_target(path: Path, use: Callable[[], Any]) -> Target:
+    sound = json.loads(path.read_text())
+    return Target(path, lambda random: damage_json(sound, random).encode("utf-8", "surrogatepass"), use)
+
+
+def _tensors_target(path: Path, use: Callable[[], Any]) -> Target:
+    sound = path.read_bytes()
+    return Target(path, lambda random: damage_safetensors(sound, random), use)
+
+
+def _agent_targets(folder: Path, agent: stam.Agent) -> dict[str, Target]:
+    for name in ("agent", "agent weights"):
+        save_agent(agent, folder / name)
+    settings: dict[str, Any] = {"width": 8, "depth": 1, "num_heads": 2, "distilled": False}
+    vit = VisionTransformer(num_classes=2, patch_size=(4, 4), image_patches=(2, 3), **settings)
+    record = {"labels": ["a", "b"], "image_size": [8, 12], "vit": settings | {"patch_size": [4, 4]}}
+    save_teacher(vit, folder / "teacher", record)
+    session = agent.session(first_location=3)
+    for _ in range(3):
+        session.observe(torch.randn(3, 8, 8))
+    session.missed()
+    save_session(session, folder / "session")
+    return {
+        "config.json of an agent": _json_target(
+            folder / "agent/config.json", lambda: stam.load(folder / "agent")
+        ),
+        "config.json of a teacher": _json_target(
+            folder / "teacher/config.json", lambda: load_teacher_folder(folder / "teacher")
+        ),
+        "model.safetensors": _tensors_target(
+            folder / "agent weights/model.safetensors", lambda: stam.load(folder / "agent weights")
+        ),
+        "saved session": _tensors_target(
+            folder / "session", lambda: load_session(folder / "session", agent).missed()
+        ),
+    }
+
+
+def _run_targets(folder: Path, agent: stam.Agent) -> dict[str, Target]:
+    run = RunFolder.create(folder / "run")
+    run.write_record(
+        "tiny", get_recipe("tiny"), SplitRecord(("a", "b"), 2, 1, "x", 0, ("a/1", "b/1"), ("a/2",))
+    )
+    save_agent(agent, run.path / "best")
+    for epoch in range(3):
+        run.log({"epoch": epoch, "loss/supervised": 1 / (epoch + 1), "val/accuracy@2": 0.5, "val/score": 0.5})
+    split, state = folder / "split.json", folder / "state"
+    save_record(SplitRecord(("a", "b"), 2, 1, "x", 0, ("a/1", "b/1"), ("a/2",)), split)
+    RunFolder.create(state).save_state({"position": [1, 0], "best": 0.5, "agent": agent.state_dict()})
+    sound = (state / "state.pt").read_bytes()
+    whole = torch.load(state / "state.pt", weights_only=True)
+
+    def use_run() -> None:
+        recorded_resize_size(find_agent(run.path), agent.config)
+        recipe_of(reopen(run.path, "train"))
+        run.config()
+
+    remember("fuzz", 5, [1, 3])
+    return {
+        "run.json": _json_target(run.record_file, use_run),
+        "split.json": _json_target(split, lambda: load_record(split)),
+        "metrics.jsonl": Target(
+            run.metrics_file,
+            functools.partial(_damage_lines, run.metrics_file.read_text()),
+            lambda: read_metrics(run.metrics_file),
+        ),
+        "state.pt": Target(
+            state / "state.pt", lambda random: damage_pth(sound, whole, random), RunFolder(state).load_state
+        ),
+        "remembered image check": _json_target(record_file("fuzz"), lambda: recall("fuzz", 5)),
+    }
+
+
+def _damage_lines(text: str, random: Random) -> bytes:
+    lines = text.splitlines()
+    which = random.randrange(len(lines))
+    lines[which] = damage_json(json.loads(lines[which]), random)
+    content = "\n".join(lines).encode("utf-8", "surrogatepass")
+    return content if random.random() < 0.8 else damage_bytes(content, random)
+
+
+def _result_targets(folder: Path) -> dict[str, Target]:
+
+    result, examples = folder / "evaluation.json", folder / "examples.npz"
+    evaluation = made_up(grid=Grid(32, 16, 8))
+    save_evaluation(evaluation, result)
+    grid, random = evaluation.grid, np.random.default_rng(0)
+    one = Example(
+        image=random.integers(0, 256, (32, 32, 3), dtype=np.uint8),
+        label=1,
+        grid=grid,
+        classes=("a", "b"),
+        locations=np.arange(4),
+        predictions=np.zeros(4, dtype=np.int64),
+        confidences=np.full(4, 0.5, dtype=np.float32),
+        maps=np.zeros((4, 4), dtype=np.float32),
+    )
+    save_examples([one, one], examples)
+    sound = examples.read_bytes()
+
+    def use_result() -> None:
+        found = load_evaluation(result)
+        compared = compare([found])
+        compared.to_markdown()
+        compared.to_json()
+
+    return {
+        "evaluation.json": _json_target(result, use_result),
+        "examples.npz": Target(
+            examples, lambda random: damage_bytes(sound, random), lambda: load_examples(examples)
+        ),
+    }
+
+
+def _weights_targets(folder: Path) -> dict[str, Target]:
+    deit, plain = deit_state(True), deit_state(False)
+    named = to_hugging_face(deit, "deit.")
+    authors = _authors_state(deit)
+    targets = {}
+    for name, state, legacy in (
+        ("DeiT .pth", deit, False),
+        ("DeiT .pth before torch 1.6", plain, True),
+        ("DeiT of Hugging Face", named, False),
+    ):
+        path = folder / f"{name}.pth"
+        sound = save_pth({"model": state}, legacy)
+        targets[name] = Target(
+            path,
+            functools.partial(
+                lambda sound, state, legacy, random: damage_pth(sound, state, random, legacy),
+                sound,
+                state,
+                legacy,
+            ),
+            functools.partial(_use_deit, path),
+        )
+    path = folder / "authors.pth"
+    targets["the authors' .pth"] = Target(
+        path,
+        lambda random: damage_pth(save_pth(authors), authors, random),
+        lambda: load_authors(path, num_heads=1),
+    )
+    tensors = folder / "deit.safetensors"
+    save_file(deit, tensors)
+    targets["DeiT .safetensors"] = _tensors_target(tensors, functools.partial(_use_deit, tensors))
+    return targets
+
+
+def _use_deit(path: Path) -> None:
+    load_deit(path, CLASSES, image_size=64, actor_width=8)
+
+
+def _authors_state(deit: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A checkpoint in the authors' naming."""
+    agent = stam.Agent(
+        stam.AgentConfig(
+            CLASSES,
+            image_size=64,
+            glimpse_size=32,
+            patch_size=16,
+            width=64,
+            depth=2,
+            num_heads=1,
+            actor_width=8,
+        )
+    )
+    state = dict(deit)
+    for name, value in agent.actor.state_dict().items():
+        if name == "location_embedding":
+            state["loc_pos_embed"] = value[None]
+        else:
+            state[f"location_module.{name}"] = value
+    return state
+
+
+def _image_targets(folder: Path) -> dict[str, Target]:
+    pixels = Image.effect_noise((40, 30), 90).convert("RGB")
+    targets = {}
+    for kind in ("png", "jpeg", "bmp", "gif", "tiff", "webp", "ppm"):
+        buffer = io.BytesIO()
+        pixels.save(buffer, kind)
+        path, sound = folder / f"image.{kind}", buffer.getvalue()
+        targets[f"image .{kind}"] = Target(
+            path,
+            functools.partial(lambda sound, random: damage_bytes(sound, random), sound),
+            functools.partial(decode_image, path),
+        )
+    boxes = folder / "boxes.json"
+    boxes.write_text(json.dumps({"bounding_boxes": [{"category": "airport", "box": [1, 2, 30, 40]}] * 2}))
+
+    def use_boxes() -> None:
+        with contextlib.suppress(_SkipError):
+            for box in _read_boxes(boxes):
+                with contextlib.suppress(_SkipError):
+                    _read_box(box)
+
+    return targets | {"boxes of fMoW": _json_target(boxes, use_boxes)}
+
+
+def _too_slow(*_: object) -> None:
+    raise TimeoutError(f"more than {MOST_SECONDS} s")
+
+
+def _work(name: str, seeds: range, progress: Any, outcomes: Any) -> None:
+    """Tries one format in a process of its own."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGALRM, _too_slow)
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["XDG_CACHE_HOME"] = place
+        target = make_targets(Path(place))[name]
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        counts: Counter[str] = Counter()
+        failures = []
+        for seed in seeds:
+            progress.value = seed
+            signal.alarm(MOST_SECONDS)
+            try:
+                counts[target.try_one(seed)] += 1
+            except BaseException as error:
+                kind = "too slow" if isinstance(error, TimeoutError) else "traceback"
+                counts[kind] += 1
+                failures.append(f"{name}, seed {seed}: {kind}\n{traceback.format_exc(limit=-3)}")
+            finally:
+                signal.alarm(0)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    outcomes.put((counts, failures[:20], peak))
+
+
+_COLUMNS = ("opened", "refused", "traceback", "crash", "too slow")
+
+
+def _try_format(name: str, seeds: range) -> tuple[Counter[str], list[str], float]:
+    """Tries one format in a process of its own; returns the outcomes, some failures, and the memory taken."""
+    context = multiprocessing.get_context("spawn")
+    progress, outcomes = context.Value("q", -1), context.Queue()
+    worker = context.Process(target=_work, args=(name, seeds, progress, outcomes))
+    worker.start()
+    while worker.is_alive() and outcomes.empty():
+        time.sleep(0.05)
+    if outcomes.empty():
+        return Counter(crash=1), [f"{name}: crashed at seed {progress.value}"], 0.0
+    found = outcomes.get()
+    worker.join()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--inputs", type=int, default=2_000, help="damaged files in all (default: 2000)")
+    parser.add_argument("--only", default="", help="formats whose name holds this")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["XDG_CACHE_HOME"] = place
+        names = [name for name in make_targets(Path(place)) if arguments.only in name]
+    each = -(-arguments.inputs // len(names))
+    total: Counter[str] = Counter()
+    most = 0.0
+    print(f"{'format':28s}" + "".join(f"{column:>10s}" for column in (*_COLUMNS, "MB", "s")))
+    for name in names:
+        began = time.monotonic()
+        counts, failures, peak = _try_format(name, range(arguments.seed, arguments.seed + each))
+        numbers = (*(counts[column] for column in _COLUMNS), round(peak), round(time.monotonic() - began))
+        print(f"{name:28s}" + "".join(f"{number:10d}" for number in numbers), flush=True)
+        for failure in failures[:5]:
+            print(failure, file=sys.stderr, flush=True)
+        total += counts
+        most = max(most, peak)
+    print(f"{total.total()} inputs: {dict(total)}; at most {most:.0f} MB")
+    sys.exit(bool(total["traceback"] or total["crash"] or total["too slow"]))
+
+
+if __name__ == "__main__":
+    main()

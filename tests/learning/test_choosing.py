@@ -1,0 +1,134 @@
+"""Settings for own images follow from the images and the machine, and fit into the time there is."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from images import make_image_folder
+
+import stam
+from stam.config import AgentConfig
+from stam.data import open_scenes
+from stam.errors import StamError
+from stam.learning import fitting
+from stam.learning.choosing import MOST_EFFORT, choose
+from stam.learning.expected_time import Cost, Speed, expected_time
+from stam.learning.fitting import fit
+from stam.learning.loop import Plan
+from stam.learning.recipes import get_recipe
+from stam.learning.survey import Survey, _accuracy, look_at
+from stam.learning.training import plan
+from stam.settings import AugmentConfig, DataConfig, RunConfig
+from stam.weights import save_agent
+
+
+def survey(num_images: int, upside_down: float = 0.9, separable: float = 0.6) -> Survey:
+    return Survey(num_images, 10, upside_down, separable)
+
+
+@pytest.mark.parametrize("core", ["reencoding", "causal"])
+@pytest.mark.parametrize("num_images", [3, 20, 270, 900, 8000, 100_000, 1_300_000])
+@pytest.mark.parametrize("effort", [0.001, 0.1, 1.0, MOST_EFFORT])
+def test_whatever_the_number_of_images_there_are_batches_for_it(core, num_images, effort):
+    base = get_recipe("tiny")
+    base = dataclasses.replace(base, agent=dataclasses.replace(base.agent, core=core))
+    config = choose(base, survey(num_images), effort).config
+    training, teacher = config.training, config.teacher_training
+    assert 2 <= training.batch_size <= min(600, num_images)
+    assert plan(num_images, config).num_batches() >= 1
+    shown = plan(num_images, config).num_batches() * training.batch_size
+    assert training.ema_batches < max(3, 0.5 * plan(num_images, config).num_batches())
+    Plan(num_images, teacher.epochs, teacher.batch_size, teacher.epoch_share, 0).num_batches()
+    if num_images >= 270 and effort >= 0.1:
+        wanted = max(base.training.epochs * min(num_images, 8000) * effort, 1)
+        assert shown > 0.3 * wanted  # more than for 8,000 images, or for a core that needs more
+
+
+def test_more_effort_shows_more_images_and_drops_more():
+    shown = []
+    for effort in (0.05, 0.3, 1.0, MOST_EFFORT):
+        config = choose(get_recipe("tiny"), survey(3000), effort).config
+        shown.append(plan(3000, config).num_batches() * config.training.batch_size)
+    assert shown == sorted(shown) and shown[-1] == pytest.approx(MOST_EFFORT * shown[-2], rel=0.05)
+    assert config.agent.drop_path == 0.2 and config.data.augment.crop_scale[0] == 0.1
+
+
+def test_flips_and_rates_follow_from_the_survey():
+    base = get_recipe("tiny")
+    aerial = choose(base, survey(8000, upside_down=0.53, separable=0.6))
+    assert aerial.config.data.augment.vertical_flip == 0.5
+    assert aerial.config.training.base_lr == pytest.approx(7e-5)
+    objects = choose(base, survey(8000, upside_down=0.8, separable=0.98))
+    assert objects.config.data.augment.vertical_flip == 0
+    assert objects.config.training.base_lr == pytest.approx(2e-5)
+    assert any("98%" in reason for reason in objects.reasons)
+    unlike = choose(base, survey(8000), feature_weight=0.0).config  # a teacher of another width
+    assert unlike.training.feature_weight == 0 and not unlike.start_from_teacher
+
+
+def test_a_linear_classifier_tells_what_can_be_told():
+    random = np.random.default_rng(0)
+    labels = random.permutation(np.tile([0, 1], 60))
+    noise = random.normal(size=(1, 120, 8))
+    assert 0.3 < _accuracy(noise, labels[None]) < 0.7
+    noise[0, :, 0] += 4 * labels
+    assert _accuracy(noise, labels[None]) > 0.9
+    assert _accuracy(noise, np.zeros((1, 120), dtype=int)) is None
+
+
+@pytest.fixture
+def small(tmp_path) -> RunConfig:
+    """Own images at toy size: an agent to start from, twenty images of each of three classes."""
+    agent = AgentConfig(
+        2, 32, 16, 8, width=16, depth=2, num_heads=2, actor_width=8, critic_width=8, drop_path=0.0
+    )
+    torch.manual_seed(0)
+    save_agent(stam.Agent(agent), tmp_path / "start")
+    base = get_recipe("tiny")
+    return dataclasses.replace(
+        base,
+        agent=agent,
+        init=str(tmp_path / "start"),
+        data=DataConfig(
+            str(make_image_folder(tmp_path / "images")), num_workers=0, augment=AugmentConfig(num_ops=0)
+        ),
+        training=dataclasses.replace(base.training, num_glimpses=3, device="cpu"),
+        teacher_training=dataclasses.replace(base.teacher_training, device="cpu"),
+    )
+
+
+def test_a_survey_sees_which_way_is_up(small, tmp_path):
+    scenes = open_scenes(small.data.path).train
+    agent = stam.load(tmp_path / "start")
+    found = look_at(scenes, agent, small.data, torch.device("cpu"))
+    assert found.num_images == len(scenes) and found.num_classes == 3
+    assert 0 <= found.upside_down <= 1 and (found.separable is None or 0 <= found.separable <= 1)
+
+
+def test_the_time_is_used(small, monkeypatch):
+    speed = Speed(Cost(1.0, 0.01, 0.001), Cost(0.5, 0.0, 0.0005), 0.001)
+    monkeypatch.setattr(fitting, "measure", lambda *_: speed)
+    for minutes in (0.2, 0.5):
+        fitted = fit(small, minutes)
+        expected = fitted.expected(fitted.choice.config).total
+        assert 0.8 * 60 * minutes < expected < 60 * minutes, minutes
+    assert "takes less" in fit(small, 600).note
+    with pytest.raises(StamError, match="too short"):
+        fit(small, 0.001)
+
+
+def test_the_speed_is_measured(small):
+    fitted = fit(small, 0.5)
+    assert fitted.speed.agent.image > 0 and fitted.speed.look > 0
+    assert fitted.speed.teacher is not None
+    assert fitted.expected(fitted.choice.config).teacher > 0
+    assert fitted.choice.config.start_from_teacher and fitted.num_classes == 3
+
+
+def test_a_given_teacher_costs_nothing(small):
+    config = choose(small, survey(20)).config
+    time = expected_time(config, Speed(Cost(0, 0.1, 0.01), None, 0.0), 20, 2)
+    assert time.teacher == 0
+    batches = plan(20, config).num_batches()
+    assert time.agent == pytest.approx(batches * (0.1 + 0.01 * config.training.batch_size))
