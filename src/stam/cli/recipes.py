@@ -17,7 +17,7 @@ def recipes_and_data(in_full: bool) -> str:
     """Returns what help says of RECIPE and DATA; variants of recipes one by one, or by their ending."""
     data = (
         "DATA is the word digits, a folder of class folders, or tar shards.\n\nstam train also takes another "
-        f"hard-attention system: {', '.join(SYSTEMS)} (docs/zoo.md); SYSTEM --help lists its settings."
+        f"hard-attention system: {', '.join(SYSTEMS)} (docs/zoo.md)."
     )
     if in_full:
         return f"RECIPE is one of: {', '.join(RECIPES)}.\n\n{data}"
