@@ -23,7 +23,8 @@ from PIL import Image
 
 MAX_RESTARTS = 3
 SETTINGS = (
-    *("--image-size", "32", "--glimpse-size", "8", "--patch-size", "4", "--width", "32", "--depth", "2"),
+    *("--no-fit", "--image-size", "32", "--glimpse-size", "8", "--patch-size", "4", "--width", "32"),
+    *("--depth", "2"),
     *("--num-heads", "2", "--actor-width", "32", "--critic-width", "16", "--num-glimpses", "3"),
     *("--epochs", "4", "--epoch-share", "1", "--batch-size", "8", "--resize-size", "None"),
     *("--init", "none", "--device", "cpu", "--num-workers", "1", "--no-check", "--save-minutes", "0"),

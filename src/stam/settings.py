@@ -11,6 +11,7 @@ from stam.errors import require, require_choice
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 CONSISTENCY = ("soft", "hard", "none")
+ACTOR_OBJECTIVES = ("actor-critic", "gains")
 INTERPOLATIONS = ("random", "bilinear", "bicubic")
 MAX_MAGNITUDE = 10.0
 
@@ -157,6 +158,10 @@ class TrainingConfig:
             makes that many updates, and all of it with a causal core.
         batch_size: Scenes in a batch, over all processes.
         consistency: `soft`, `hard` or `none`.
+        actor_objective: How the actor learns: `actor-critic`, the paper's way, from the returns of the
+            locations that were drawn; `gains` from what every location would have told after one step of each
+            episode: all are tried. That needs a causal core.
+        try_every: With `gains`, locations are tried in one of so many scenes.
         feature_weight: Weight of the distance (1 - cosine) between the agent's two features and the teacher's
             of the whole scene; 0 in the paper. For a core that starts as its teacher: it keeps what it knew.
         base_lr: Learning rate at batch 512 of everything but the critic; it scales with the batch.
@@ -188,6 +193,8 @@ class TrainingConfig:
     epoch_share: float | None = None
     batch_size: int = 4096
     consistency: str = "soft"
+    actor_objective: str = "actor-critic"
+    try_every: int = 1
     feature_weight: float = 0.0
     base_lr: float = 1e-6
     critic_lr: float = 1e-3
@@ -217,6 +224,7 @@ class TrainingConfig:
             "batch_size",
             "ema_batches",
             "tau_epochs",
+            "try_every",
             "validate_every",
             "validation_images",
         ):
@@ -240,6 +248,7 @@ class TrainingConfig:
         require(0 <= fraction <= 1, f"large_crop_fraction must be from 0 to 1, got {fraction}")
         require(self.tau_start > 0 and self.tau_end > 0, "tau_start and tau_end must be above 0")
         require_choice("consistency", self.consistency, CONSISTENCY)
+        require_choice("actor_objective", self.actor_objective, ACTOR_OBJECTIVES)
         require_choice("precision", self.precision, PRECISIONS)
 
     def has_large_crops(self, epoch: int) -> bool:
@@ -382,6 +391,15 @@ class RunConfig:
         require(
             self.training.num_glimpses <= most,
             f"num_glimpses {self.training.num_glimpses} is more than the {most} locations of the grid",
+        )
+        require(
+            self.training.actor_objective == "actor-critic" or self.agent.core == "causal",
+            f"actor_objective gains needs a core that tries a glimpse cheaply: pass --core causal, not "
+            f"{self.agent.core}, or --actor-objective actor-critic",
+        )
+        require(
+            self.training.actor_objective == "actor-critic" or self.training.num_glimpses >= 2,
+            "actor_objective gains needs at least 2 glimpses: pass a larger --num-glimpses",
         )
         own, weight = self.teacher_training.model, self.training.feature_weight
         require(

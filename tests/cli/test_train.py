@@ -34,7 +34,7 @@ TEACHER = (
     "--teacher-training.epochs 2 --teacher-training.batch-size 6 --teacher-training.validate-every 1"
     " --teacher-training.warmup-epochs 0"
 ).split()
-TINY = [*AGENT, *TRAINING, *TEACHER, "--init", "none", "--device", "cpu"]
+TINY = ["--no-fit", *AGENT, *TRAINING, *TEACHER, "--init", "none", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -418,7 +418,7 @@ def test_help_shows_a_few_options_and_help_all_every_one(command, capsys):
 
 def test_help_shows_the_defaults_in_force(capsys):
     assert "package:imagenette-tiny" in help_of(capsys, "train", "tiny", "--help")
-    assert "(default: 120)" in help_of(capsys, "train", "tiny", "--help")
+    assert "(default: 62)" in help_of(capsys, "train", "tiny", "--help")
     assert "package:digits-core" in help_of(capsys, "train", "digits", "--help")
     assert "--actor-width" in help_of(capsys, "train", "tiny", "--help-all")
 
@@ -452,3 +452,20 @@ def test_metrics_go_to_tensorboard_when_asked(images, tmp_path):
     run("train", "tiny", images, "--out", tmp_path / "run", *TINY, "--policy", "random", "--tensorboard")
     (events,) = (tmp_path / "run/tensorboard").glob("events.*")
     assert b"val/score" in events.read_bytes()
+
+
+def test_own_images_are_fitted_and_explained(images, tmp_path, capsys):
+    """Without any setting: what is chosen is said before the start, and recorded."""
+    fit_to = ["--init", "none", "--device", "cpu", "--num-glimpses", "3", "--minutes", "0.3", *AGENT]
+    run("train", images, "--out", tmp_path / "run", *fit_to, "--test-fraction", "0.2", "--num-workers", "0")
+    said = capsys.readouterr().err
+    for part in ("training and", "epochs", "learning rate", "vertical flips", "teacher:", "expected time:"):
+        assert part in said
+    config = RunFolder.open(tmp_path / "run").config()
+    assert config.agent.core == "causal"  # on a CPU
+    assert config.start_from_teacher and config.training.feature_weight == 2
+    assert RunFolder.open(tmp_path / "run").split().num_test > 0
+    assert "--minutes is for" in fails(capsys, "train", "digits", "--out", tmp_path / "x", "--minutes", "1")
+    both = ("--minutes", "1", "--epochs", "2")
+    assert "leave out --epochs" in fails(capsys, "train", images, "--out", tmp_path / "x", *both)
+    assert "not empty" in fails(capsys, "train", images, "--out", tmp_path / "run", *fit_to)

@@ -119,6 +119,24 @@ def test_samples_at_different_steps_share_a_batch():
     torch.testing.assert_close(agent.core.read(again), wanted, atol=1e-4, rtol=0)
 
 
+@torch.no_grad()
+def test_glimpses_that_are_tried_give_what_remembering_one_of_them_would():
+    """After another number of glimpses in each sample, all of them in one pass."""
+    agent = causal_agent()
+    images, locations = some_scenes(agent, count=6)
+    memory = None
+    for place in locations.unbind(1):
+        memory = agent.remember(memory, agent.grid.cut(images, place[:, None])[:, 0], place)
+    counts, tried = torch.tensor([1, 5, 3]), torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7], [11, 2, 9, 0]])
+    belief = agent.believe_each(memory, counts, agent.grid.cut(images, tried), tried)
+    wanted = []
+    for sample, count in enumerate(counts.tolist()):
+        for place in tried[sample]:
+            path = torch.cat((locations[sample, :count], place[None]))[None]
+            wanted.append(steps_one_by_one(agent, images[sample : sample + 1], path)[:, -1])
+    torch.testing.assert_close(belief.state, torch.cat(wanted).flatten(1), atol=1e-4, rtol=0)
+
+
 def cut(agent, images, sample, place) -> torch.Tensor:
     return agent.grid.cut(images[sample : sample + 1], place[None, None])[:, 0]
 

@@ -25,7 +25,7 @@ from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
 
 SHOWN = (
     *("out", "resume", "minutes", "init", "teacher", "image_size", "glimpse_size", "num_glimpses", "core"),
-    *("policy", "consistency", "epochs", "batch_size", "base_lr", "device", "fast", "seed", "tensorboard"),
+    *("policy", "epochs", "batch_size", "base_lr", "device", "fast", "seed"),
 )
 
 
@@ -36,9 +36,10 @@ class Arguments:
     Attributes:
         out: The run folder; everything goes there. Needed.
         resume: Go on with the run in --out, exactly where it stopped.
-        minutes: Time for everything, the teacher included: settings are chosen to make the best of it. Only
-            for recipes for own images (tiny, small, base); without it, a training takes as long as pays on a
-            GPU, and 30 minutes on a CPU.
+        fit: Choose settings by the images, the machine and the time. Otherwise the recipe's own are taken.
+            Only for recipes for own images (tiny, small, base).
+        minutes: Time for everything, the teacher included: settings are chosen to make the best of it. Without
+            it, a training takes as long as pays on a GPU, and 30 minutes on a CPU.
         init: Where the core starts: a weights file, a run, package:NAME, hub:NAME, or none.
         teacher: A whole-image teacher: the --out folder of `stam teacher`, or a weights file. Without one, a
             teacher is fine-tuned on the data first.
@@ -53,6 +54,7 @@ class Arguments:
 
     out: Path | None = None
     resume: bool = False
+    fit: bool = True
     minutes: float | None = None
     init: str = "none"
     teacher: str | None = None
@@ -85,8 +87,9 @@ def run(arguments: list[str]) -> None:
     about = recipes_and_data(in_full="--help-all" in options)
     parsed = parse(Arguments, "train", options, arguments_of(base), about, SHOWN)
     out = require_out(parsed.out, "stam train digits --out RUN")
+    fits = parsed.fit and recipe in CORE_SIZES
     require(
-        parsed.minutes is None or recipe in CORE_SIZES,
+        parsed.minutes is None or fits,
         f"--minutes is for recipes that are fitted to your images: {', '.join(CORE_SIZES)}, not {recipe}",
     )
     loggers = (tensorboard_logger(out),) if parsed.tensorboard else ()
@@ -94,7 +97,7 @@ def run(arguments: list[str]) -> None:
         if parsed.resume:
             require_as_begun(out, "train", recipe if positionals else None, path, options)
             experiment.resume(out, loggers)
-        elif recipe in CORE_SIZES:
+        elif fits:
             RunFolder.require_free(out)
             fitted = fit_recipe(parsed, options)
             parsed = parse(Arguments, "train", options, arguments_of(fitted.choice.config, parsed))
@@ -116,7 +119,7 @@ def arguments_of(config: RunConfig, given: Arguments | None = None) -> Arguments
 
 
 def fit_recipe(parsed: Arguments, options: list[str]) -> Fit:
-    """Fits a recipe to the images and the machine; with several processes the first one does."""
+    """Fits a recipe to the images and the machine."""
     if distributed.rank() == 0:
         print("looking at the images and timing a few batches", file=sys.stderr)
     require(
@@ -127,7 +130,7 @@ def fit_recipe(parsed: Arguments, options: list[str]) -> Fit:
     if not was_given(options, "--core"):
         core = default_core(config.training.device)
         config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, core=core))
-    return distributed.from_first(lambda: fit(config, parsed.minutes))
+    return fit(config, parsed.minutes)
 
 
 def explain(fitted: Fit, config: RunConfig) -> None:

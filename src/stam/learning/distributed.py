@@ -5,14 +5,13 @@ learned does not depend on how many there are. Without them nothing here does an
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stam.errors import StamError
 from stam.model.actor_critic import RowNorm
 from stam.model.randomness import RandomSource
 from stam.shapes import Float
@@ -60,20 +59,13 @@ def any_process(*flags: bool) -> tuple[bool, ...]:
     return tuple((together > 0).tolist())
 
 
-def from_first(make: Callable[[], T]) -> T:
-    """Returns what the first process makes, in all of them; its error is raised in all of them, too."""
+def of_first(value: T) -> T:
+    """Returns the first process's value, in all of them."""
     if not is_distributed():
-        return make()
-    made: list[Any] = [None, None]
-    if rank() == 0:
-        try:
-            made = [make(), None]
-        except StamError as error:
-            made = [None, error]
-    dist.broadcast_object_list(made)
-    if made[1] is not None:
-        raise made[1]
-    return made[0]
+        return value
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
 
 
 class SharedRandomSource(RandomSource):

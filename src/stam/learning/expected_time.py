@@ -14,6 +14,7 @@ from torch import nn
 from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, TrainingView
 from stam.data.randomness import random_order
 from stam.fast import prepare
+from stam.learning import distributed
 from stam.learning.finetuning import TeacherLearner
 from stam.learning.loop import Place, num_workers
 from stam.learning.optimisation import autocast, choose_device
@@ -138,7 +139,11 @@ def _time(
     batch_size: int,
     device: torch.device,
 ) -> Cost:
-    """Times learning from batches: whole ones on a GPU, small ones of two sizes on a CPU."""
+    """Times learning from batches: whole ones on a GPU, small ones of two sizes on a CPU.
+
+    Of several processes each learns from its part, at the same time.
+    """
+    shared_by = distributed.world_size()
 
     def load(count: int) -> tuple[RawBatch, float]:
         began = time.perf_counter()
@@ -155,18 +160,20 @@ def _time(
 
     workers = num_workers(config.data)
     if device.type == "cuda":
-        batch, loading = load(min(batch_size, len(scenes)))
+        batch, loading = load(min(batch_size, len(scenes)) // shared_by)
         first = timed(batch)
         timed(batch)
         each = min(timed(batch) for _ in range(2))
-        return Cost(max(0.0, first - each), 0.0, max(each / len(batch), loading / max(1, workers)))
-    few, more = min(_FEW, batch_size), min(_MORE, batch_size)
+        image = max(each / len(batch), loading / max(1, workers))
+        return Cost(max(0.0, first - each), 0.0, image / shared_by)
+    few, more = min(_FEW, batch_size // shared_by), min(_MORE, batch_size // shared_by)
     (small, _), (large, loading) = load(few), load(more)
     first = timed(small)
     short, long = min(timed(small) for _ in range(2)), timed(large)
     image = (long - short) / (more - few) if more > few else long / more
     image = min(max(image, 0.5 * long / more), long / more)
-    return Cost(max(0.0, first - short), max(0.0, long - more * image), image + loading / max(1, workers))
+    rest, image = max(0.0, long - more * image), image + loading / max(1, workers)
+    return Cost(max(0.0, first - short), rest, image / shared_by)
 
 
 def _time_look(agent: Agent, config: RunConfig, val: Scenes) -> float:

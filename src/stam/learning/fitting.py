@@ -10,6 +10,7 @@ import torch
 
 from stam.data import Scenes, open_scenes
 from stam.errors import StamError, WeightsError
+from stam.learning import distributed
 from stam.learning.choosing import MOST_EFFORT, Choice, choose
 from stam.learning.expected_time import ExpectedTime, Speed, expected_time, measure
 from stam.learning.finetuning import build_student
@@ -86,7 +87,7 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
         survey = look_at(train, agent, config.data, device)
     feature_weight = 2.0 if is_like_agent else 0.0
     full = choose(config, survey, 1.0, feature_weight)
-    speed = measure(full.config, agent, teacher, model, train, val)
+    speed = distributed.of_first(measure(full.config, agent, teacher, model, train, val))
 
     def seconds(effort: float) -> float:
         chosen = choose(config, survey, effort, feature_weight).config
@@ -97,7 +98,7 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
         minutes = CPU_MINUTES
     effort, note = 1.0, ""
     if minutes is not None:
-        left = 60 * minutes * (1 - _KEPT_BACK) - (time.monotonic() - began)
+        left = distributed.of_first(60 * minutes * (1 - _KEPT_BACK) - (time.monotonic() - began))
         if seconds(_LEAST_EFFORT) > left:
             raise StamError(
                 f"--minutes {minutes:g} is too short: the shortest training takes "

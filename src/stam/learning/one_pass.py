@@ -7,6 +7,7 @@ policy looks; then in one pass with gradient, which gives every step's belief at
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,10 +27,12 @@ class Path:
     Attributes:
         steps: Its steps, without gradient and without memory.
         locations: Where it looked, and where it would have looked next if it went on.
+        memory: What the agent remembered after the last step.
     """
 
     steps: list[Step]
     locations: Int[Tensor, "batch glimpses"]
+    memory: Any
 
 
 @torch.no_grad()
@@ -54,12 +57,14 @@ def explore(
         num_glimpses: Glimpses of a whole episode; where the steps are fewer, this is its beginning.
     """
     sense = sense_images(images, agent.grid)
-    episode = rollout(agent, sense, num_glimpses, first_location, policy, generator)
-    steps = [replace(step, next_memory=None) for step in islice(episode, num_steps)]
+    steps, memory = [], None
+    for step in islice(rollout(agent, sense, num_glimpses, first_location, policy, generator), num_steps):
+        memory = step.memory
+        steps.append(replace(step, memory=None, next_memory=None))
     locations = [step.location for step in steps]
     if steps[-1].decision is not None:
         locations.append(steps[-1].decision.location)
-    return Path(steps, torch.stack(locations, dim=1))
+    return Path(steps, torch.stack(locations, dim=1), memory)
 
 
 def retrace(
@@ -80,7 +85,8 @@ def retrace(
     retraced: list[tuple[Step, Belief | None]] = []
     for index, taken in enumerate(path.steps):
         belief, decision = beliefs[index], taken.decision
-        if decision is not None and isinstance(policy, SampledPolicy):
+        if decision is not None and decision.log_probability is not None:
+            assert isinstance(policy, SampledPolicy)
             decision = policy.decided(decision.location, belief.state, taken.seen, taken.num_glimpses)
         step = replace(taken, belief=belief, drop_masks=drop_masks, decision=decision)
         retraced.append((step, beliefs[index + 1] if index + 1 < len(beliefs) else None))

@@ -24,6 +24,7 @@ from stam.fast.cuda_graph import GraphedFunction, Pipeline
 from stam.fast.known import unknown_part
 from stam.learning import distributed, one_pass
 from stam.learning.averaging import averaged_state, moving_average
+from stam.learning.gains import ExploringPolicy, Gains, actor_loss, try_locations
 from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, only_one, restore, run_loop
 from stam.learning.objective import Objective, ValueNormaliser
 from stam.learning.optimisation import (
@@ -117,7 +118,8 @@ class AgentLearner(Learner):
         groups = {"core": agent.core.named_parameters()}
         if agent.actor is not None:
             groups["actor"] = agent.actor.named_parameters()
-            groups["critic"] = agent.add_critic().named_parameters()
+            if settings.actor_objective == "actor-critic":
+                groups["critic"] = agent.add_critic().named_parameters()
         self.rates = {name: torch.zeros((), device=self.device) for name in groups}
         self.optimiser = make_optimiser(groups, settings.weight_decay, self.rates)
         self.averaged = moving_average(agent, settings.ema_batches) if settings.ema_batches > 1 else None
@@ -219,21 +221,39 @@ class AgentLearner(Learner):
             other = random_locations(self.agent.grid, len(images), self.device, self.random)
             episodes.insert(0, (other, self.num_short_glimpses))
         # two contexts: autocast keeps weights that were rounded without gradient
-        with self._half_precision(), evaluating(self.agent.core):
+        with self._half_precision(), evaluating(self.agent if self.learns_gains else self.agent.core):
             paths = [
                 one_pass.explore(self.looker, images, first, policy, self.random, count, whole)
                 for first, count in episodes
             ]
+            gains = self._try_locations(images, labels, taught, paths[-1]) if self.learns_gains else None
         losses = []
         with self._half_precision():
             for path in paths:
                 drop_masks = self.looker.sample_drop_path(len(images), self.random)
-                for step, ahead in one_pass.retrace(self.looker, images, path, policy, drop_masks):
-                    losses.append(
-                        self.objective.losses(self.looker, step, labels, taught, self.values, ahead)
-                    )
-        self._update(torch.stack([each.total for each in losses]).mean())
-        return [{name: part.detach() for name, part in each.parts.items()} for each in losses[-whole:]]
+                steps = one_pass.retrace(self.looker, images, path, policy, drop_masks)
+                losses += [
+                    self.objective.losses(self.looker, step, labels, taught, self.values, ahead)
+                    for step, ahead in steps
+                ]
+            total = torch.stack([each.total for each in losses]).mean()
+            parts = [each.parts for each in losses[-whole:]]
+            if gains is not None and self.looker.actor is not None:
+                actor = actor_loss(self.looker.actor, [step.belief for step, _ in steps], gains)
+                total, parts = total + actor, [*parts, {"actor": actor}]
+        self._update(total)
+        return [{name: part.detach() for name, part in each.items()} for each in parts]
+
+    @property
+    def learns_gains(self) -> bool:
+        """Whether the actor learns from what every location would have told."""
+        return self.settings.actor_objective == "gains" and self.agent.actor is not None
+
+    def _try_locations(
+        self, images: Tensor, labels: Tensor, taught: TeacherOutput, path: one_pass.Path
+    ) -> Gains:
+        every = self.settings.try_every
+        return try_locations(self.looker, images, path, labels, taught.log_q, every, self.random)
 
     def run_episode(
         self,
@@ -290,7 +310,8 @@ class AgentLearner(Learner):
         """Returns the policy to train with: sampled if it is learned, otherwise the agent's fixed one."""
         if self.looker.actor is None:
             return self.looker.policy()
-        return SampledPolicy(self.looker.actor, self.tau)
+        make_policy = ExploringPolicy if self.learns_gains else SampledPolicy
+        return make_policy(self.looker.actor, self.tau)
 
     def learning_rates(self, epoch: int) -> dict[str, float]:
         """Returns the learning rate of each part in an epoch."""

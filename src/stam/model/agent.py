@@ -129,6 +129,27 @@ class Looker:
         parts = zip(features.flatten(2).unbind(1), *(part.unbind(1) for part in logits), strict=True)
         return [Belief(*part) for part in parts]
 
+    def believe_each(
+        self,
+        memory: Any,
+        num_glimpses: Int[Tensor, " batch"],
+        glimpses: Float[Tensor, "batch tried channels height width"],
+        locations: Int[Tensor, "batch tried"],
+    ) -> Belief:
+        """Returns the belief after one more glimpse, for each that is tried; for a core that can.
+
+        Args:
+            memory: What is remembered of episodes.
+            num_glimpses: How many of each sample's glimpses come before.
+            glimpses: What to try after them, one at a time.
+            locations: Where those were sensed.
+        """
+        assert isinstance(self.core, OnePassCore)
+        patches = self.grid.patches(glimpses).unflatten(1, (*locations.shape[1:], -1))  # (B, K, p, pixels)
+        features = self.core.read_each(memory, num_glimpses, patches, self.positions[locations])
+        features = features.flatten(0, 1)  # (B K, 2, D)
+        return Belief(features.flatten(1), *self.core.classify(features))
+
     def policy(self, policy: Policy | str | None = None) -> Policy:
         """Returns the policy meant: one given, one named, or by default the agent's own."""
         if isinstance(policy, Policy):

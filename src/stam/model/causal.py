@@ -112,6 +112,34 @@ class CausalCore(VisionTransformer):
         features = self.encode(x, steps * self.num_readout, drop_masks, mask[None, None])
         return features.unflatten(1, (steps, self.num_readout))
 
+    def read_each(
+        self,
+        memory: CausalMemory,
+        num_glimpses: Int[Tensor, " batch"],
+        patches: Float[Tensor, "batch tried patches pixels"],
+        positions: Int[Tensor, "batch tried patches"],
+    ) -> Float[Tensor, "batch tried 2 width"]:
+        """Returns the features after one more glimpse, for each of several that are tried, not remembered.
+
+        Args:
+            memory: What is remembered of episodes.
+            num_glimpses: How many of each sample's glimpses come before; it need not be all.
+            patches: The patches of the glimpses to try.
+            positions: Where they lie in the whole image.
+        """
+        tried, patches_per_glimpse = patches.shape[1:3]
+        readout = self.readout_tokens().repeat(patches.shape[0], tried, 1)
+        tokens = self.embed(patches.flatten(1, 2), positions.flatten(1))
+        x = torch.cat((readout, tokens), dim=1)
+        glimpse = _numbers(tried, self.num_readout, patches_per_glimpse, x.device)
+        apart = (glimpse[:, None] == glimpse).expand(x.shape[0], -1, -1)  # nothing tried sees another
+        past = torch.arange(memory.cache.shape[4], device=x.device)
+        is_before = past < (num_glimpses * patches_per_glimpse)[:, None]  # (B, past)
+        mask = torch.cat((apart, is_before[:, None].expand(-1, x.shape[1], -1)), dim=2)[:, None]
+        blocks = [_BlockCache(each, 0) for each in memory.cache]
+        features = self.encode(x, tried * self.num_readout, mask=mask, extend=blocks)
+        return features.unflatten(1, (tried, self.num_readout))
+
 
 class _BlockCache:
     """The keys and values of earlier patches in one block; it notes those of the new ones."""
@@ -138,6 +166,14 @@ def _padding_mask(memory: CausalMemory, num_new: int) -> Bool[Tensor, "batch 1 1
     return F.pad(is_real, (num_new, 0), value=True)[:, None, None]
 
 
+def _numbers(
+    num_glimpses: int, num_readout: int, num_patches: int, device: torch.device
+) -> Int[Tensor, " tokens"]:
+    """Returns which glimpse each token belongs to, the read-outs of all before the patches of all."""
+    each = torch.arange(num_glimpses, device=device)
+    return torch.cat((each.repeat_interleave(num_readout), each.repeat_interleave(num_patches)))
+
+
 def causal_mask(
     steps: int, num_readout: int, num_patches: int, device: torch.device
 ) -> Bool[Tensor, "tokens tokens"]:
@@ -145,7 +181,6 @@ def causal_mask(
 
     Both see the patches of their own and of earlier steps, and the read-outs of their own step.
     """
-    each = torch.arange(steps, device=device)
-    step = torch.cat((each.repeat_interleave(num_readout), each.repeat_interleave(num_patches)))
+    step = _numbers(steps, num_readout, num_patches, device)
     is_readout = torch.arange(len(step), device=device) < steps * num_readout
     return torch.where(is_readout, step[:, None] == step, step[:, None] >= step)

@@ -66,6 +66,10 @@ class OnePassCore(Core, Protocol):
         """Returns the features after each step, (B, T, 2, D), of patches (B, T, p, pixels)."""
         ...
 
+    def read_each(self, memory: Any, num_glimpses: Tensor, patches: Tensor, positions: Tensor) -> Tensor:
+        """Returns the features (B, K, 2, D) after one more glimpse, for each of K that are only tried."""
+        ...
+
 
 @dataclass(frozen=True)
 class PatchMemory:

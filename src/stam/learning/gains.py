@@ -1,0 +1,112 @@
+"""Learning where to look from what every location would have told.
+
+With a core that remembers, one glimpse more costs a few tokens. So after some step of a scene all locations
+are tried, and the actor learns from the gains of all of them, instead of the return of the one that was
+drawn. No critic is needed.
+
+Departs from the paper, whose actor learns from sampled returns (`Objective.actor_critic`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stam.learning.one_pass import Path
+from stam.model.agent import Looker
+from stam.model.belief import Belief
+from stam.model.policy import Decision, SampledPolicy, Scorer, Seen, State
+from stam.model.randomness import Randomness, random_source
+from stam.shapes import Bool, Float, Int
+
+TEMPERATURE = 0.1  # of the softmax of gains, in nats
+
+
+class ExploringPolicy(SampledPolicy):
+    """Draws locations as the learned policy does in training, but not for the actor to learn from."""
+
+    def decide(
+        self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
+    ) -> Decision:
+        """Draws a location."""
+        return Decision(super().decide(state, seen, generator, num_seen).location)
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What each location would have told some samples after one step of their episode.
+
+    Attributes:
+        samples: Which samples of the batch.
+        num_glimpses: How many glimpses each had seen.
+        seen: The locations they had seen.
+        values: How much nearer to teacher and label one more glimpse at each location brings the agent, up
+            to a number that is the same for all locations.
+    """
+
+    samples: Int[Tensor, " tried"]
+    num_glimpses: Int[Tensor, " tried"]
+    seen: Bool[Tensor, "tried locations"]
+    values: Float[Tensor, "tried locations"]
+
+
+@torch.no_grad()
+def try_locations(
+    agent: Looker,
+    images: Float[Tensor, "batch channels height width"],
+    path: Path,
+    labels: Int[Tensor, " batch"],
+    log_q: Float[Tensor, "batch classes"],
+    every: int,
+    generator: Randomness,
+) -> Gains:
+    """Tries every location after some step of each episode, which is drawn at random.
+
+    Args:
+        agent: Who looks; its core must be a `OnePassCore`.
+        images: The scenes.
+        path: Where the agent looked.
+        labels: The class of each scene.
+        log_q: The teacher's distribution.
+        every: Try locations of one in so many scenes.
+        generator: Source of randomness.
+    """
+    grid, device = agent.grid, images.device
+    count, num_steps = path.locations.shape
+    # drawn for all: several processes draw the same
+    num_glimpses = 1 + random_source(generator).integers(num_steps - 1, count, device)[::every]
+    samples = torch.arange(0, count, every, device=device)
+    looked_at = F.one_hot(path.locations[::every], grid.num_locations).bool()  # (tried, T, L)
+    is_before = torch.arange(num_steps, device=device) < num_glimpses[:, None]
+    seen = (looked_at & is_before[..., None]).any(dim=1)
+    locations = torch.arange(grid.num_locations, device=device).expand(seen.shape)
+    memory = path.memory if every == 1 else path.memory.select(samples)
+    glimpses = grid.cut(images, locations, samples)
+    belief = agent.believe_each(memory, num_glimpses, glimpses, locations)
+    rows = samples.repeat_interleave(grid.num_locations)
+    return Gains(samples, num_glimpses, seen, -_distance(belief, labels[rows], log_q[rows]).view(seen.shape))
+
+
+def _distance(belief: Belief, labels: Tensor, log_q: Tensor) -> Float[Tensor, " rows"]:
+    """Returns how far a belief is from the teacher, KL(p || q), and from the label, on average."""
+    from_label = F.nll_loss(belief.log_probabilities(), labels, reduction="none")
+    return (belief.divergence_from(log_q) + from_label) / 2
+
+
+def actor_loss(actor: Scorer, beliefs: Sequence[Belief], gains: Gains) -> Tensor:
+    """Returns the cross-entropy between the actor's choice and the softmax of the gains.
+
+    Args:
+        actor: Rates locations.
+        beliefs: The belief after each step, with gradient.
+        gains: What was tried.
+    """
+    states = torch.stack([belief.state for belief in beliefs], dim=1)  # (B, T, 2 D)
+    state = states[gains.samples, gains.num_glimpses - 1]
+    locations = torch.arange(gains.seen.shape[1], device=gains.seen.device).expand(gains.seen.shape)
+    logits = actor(state, locations).float().masked_fill(gains.seen, -torch.inf)
+    goal = (gains.values / TEMPERATURE).masked_fill(gains.seen, -torch.inf).softmax(dim=1)
+    log_probabilities = logits.log_softmax(dim=1).masked_fill(gains.seen, 0)
+    return -(goal * log_probabilities).sum(dim=1).mean()

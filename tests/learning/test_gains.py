@@ -1,0 +1,105 @@
+"""The actor learns from what every location would have told, instead of sampled returns."""
+
+import dataclasses
+
+import pytest
+import torch
+from learners import AGENT
+from torch.nn.functional import nll_loss
+
+from stam.errors import ConfigError
+from stam.evaluation.speed import batches_from, make_learner
+from stam.learning import one_pass
+from stam.learning.gains import ExploringPolicy, Gains, actor_loss, try_locations
+from stam.learning.training import AgentLearner
+from stam.model.agent import Agent
+from stam.model.belief import Belief
+from stam.settings import RunConfig, TrainingConfig
+
+CAUSAL = dataclasses.replace(AGENT, core="causal", drop_path=0.0)
+
+
+def gains_learner(**training) -> AgentLearner:
+    torch.manual_seed(0)
+    defaults = {"num_glimpses": 4, "batch_size": 16, "device": "cpu", "actor_objective": "gains"}
+    return make_learner(RunConfig(agent=CAUSAL, training=TrainingConfig(**(defaults | training))))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_gain_of_a_location_is_what_looking_there_brings(every):
+    """Nearer to the teacher by KL(p || q) and to the label by its cross-entropy, both alike."""
+    torch.manual_seed(1)
+    agent = Agent(CAUSAL).eval()
+    images, labels, log_q = (
+        torch.randn(4, 3, 32, 32),
+        torch.tensor([0, 1, 2, 3]),
+        torch.randn(4, 5).log_softmax(1),
+    )
+    generator = torch.Generator().manual_seed(2)
+    policy = ExploringPolicy(agent.actor)
+    path = one_pass.explore(agent, images, torch.arange(4), policy, generator, 5, 5)
+    gains = try_locations(agent, images, path, labels, log_q, every, generator)
+    assert gains.samples.tolist() == list(range(0, 4, every))
+    for row, sample in enumerate(gains.samples.tolist()):
+        count = int(gains.num_glimpses[row])
+        before = path.locations[sample, :count]
+        assert gains.seen[row].nonzero().squeeze(1).tolist() == sorted(before.tolist()) and 1 <= count <= 4
+        for place in (3, 9, 15):
+            visited, memory = torch.cat((before, torch.tensor([place]))), None
+            for here in visited:
+                glimpse = agent.grid.cut(images[sample : sample + 1], here[None, None])[:, 0]
+                memory = agent.remember(memory, glimpse, here[None])
+            belief = agent.believe(memory)
+            from_teacher = belief.divergence_from(log_q[sample : sample + 1])
+            from_label = nll_loss(belief.log_probabilities(), labels[sample : sample + 1])
+            assert gains.values[row, place] == pytest.approx(
+                float(-(from_teacher + from_label) / 2), abs=1e-4
+            )
+
+
+def test_the_actor_learns_to_look_where_most_is_to_be_learned():
+    torch.manual_seed(0)
+    actor = Agent(CAUSAL).train().actor
+    values = torch.randn(12, 16)
+    seen = torch.rand(12, 16) < 0.3
+    gains = Gains(torch.arange(12), 1 + torch.arange(12) % 3, seen, values)
+    beliefs = [Belief(torch.randn(12, 64), torch.zeros(12, 5), torch.zeros(12, 5)) for _ in range(4)]
+    optimiser = torch.optim.AdamW(actor.parameters(), lr=1e-2)
+    for _ in range(60):
+        loss = actor_loss(actor, beliefs, gains)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    state = torch.stack([beliefs[int(count) - 1].state[row] for row, count in enumerate(gains.num_glimpses)])
+    logits = actor(state, torch.arange(16).expand(12, -1)).masked_fill(seen, -torch.inf)
+    assert logits.argmax(1).equal(values.masked_fill(seen, -torch.inf).argmax(1))
+
+
+def test_there_is_no_critic_and_the_core_learns_too():
+    made = gains_learner(base_lr=1e-2, short_episodes=1)
+    before = {name: value.clone() for name, value in made.agent.named_parameters()}
+    for _ in batches_from(made, None, 1):
+        pass
+    assert made.agent.critic is None and set(made.rates) == {"core", "actor"}
+    assert made.meter.means().keys() == {"supervised", "consistency", "actor"}
+    same = {name for name, value in made.agent.named_parameters() if value.equal(before[name])}
+    assert all(name.startswith("actor.fc") and name.endswith("bias") for name in same)  # a norm takes it away
+    assert made.agent.training
+
+
+def test_rows_of_the_rollout_leave_the_running_statistics_alone():
+    """The actor explores as it will be used; its statistics are those of the states it learns from."""
+    made = gains_learner()
+    for _ in batches_from(made, None, 1):
+        pass
+    assert made.agent.actor.bn0.num_batches_tracked == 1
+
+
+def test_a_core_that_cannot_try_locations_cheaply_is_refused():
+    with pytest.raises(ConfigError, match="actor_objective gains needs .* pass --core causal"):
+        RunConfig(agent=AGENT, training=TrainingConfig(actor_objective="gains", num_glimpses=4))
+    with pytest.raises(ConfigError, match="needs at least 2 glimpses"):
+        RunConfig(agent=CAUSAL, training=TrainingConfig(actor_objective="gains", num_glimpses=1))
+    with pytest.raises(ConfigError, match="actor_objective 'gain' is unknown: did you mean 'gains'"):
+        TrainingConfig(actor_objective="gain")
