@@ -11,6 +11,8 @@ from PIL import Image
 
 import stam
 from stam.evaluation import Evaluation, EvaluationPlan, Example, collect_examples, evaluate, reader_for
+from stam.model.looker import Facts, SceneTrace
+from stam.model.randomness import random_source
 from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
 from stam.weights import save_agent, save_teacher
@@ -101,3 +103,36 @@ def make_run(folder: Path, data: Path, with_teacher: bool = True, seed: int = 0,
         teacher = {"labels": list(CLASSES), "image_size": [24, 32], "vit": {**VIT, "patch_size": [4, 4]}}
         save_teacher(make_teacher().model, folder / "teacher", teacher)
     return folder
+
+
+@functools.cache
+def gridless_evaluation() -> Evaluation:
+    """The result of a looker whose looks lie on no grid: a whole view, then two parts at a time."""
+    return evaluate(WholeThenCrops(), NoiseScenes(10), EvaluationPlan(num_seeds=2), name="crops")
+
+
+class WholeThenCrops:
+    """A looker of another kind: a whole view at low resolution, then crops anywhere; always the first class.
+
+    Every look after the first has a second part in some of the scenes, so that scenes differ in pixels.
+    """
+
+    facts = Facts(CLASSES, (24, 32), 3, whole_to_attend=True, whole_to_classify=True)
+    device, episodic = torch.device("cpu"), None
+
+    def __init__(self) -> None:
+        self.drawn: list[torch.Tensor] = []
+
+    def ready(self, fast=True):
+        return self
+
+    def look(self, images, num_glimpses, *, policy=None, generator=None):
+        batch = len(images)
+        places = random_source(generator).uniform((batch, 2), images.device) / 2
+        self.drawn.append(places)
+        whole = torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(batch, 1, 4)
+        crop = torch.cat((places, places + 0.5), dim=1)[:, None]
+        second = crop * (images.sum(dim=(1, 2, 3)) > 0)[:, None, None]
+        boxes, sizes = [whole, *[torch.cat((crop, second), 1)] * 2], [[(4, 5)], *[[(6, 8), (3, 4)]] * 2]
+        logits = torch.eye(5)[torch.zeros(batch, dtype=torch.long)]
+        return SceneTrace.of(boxes[:num_glimpses], sizes[:num_glimpses], [logits] * num_glimpses)

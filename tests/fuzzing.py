@@ -150,7 +150,7 @@ def _run_targets(folder: Path, agent: stam.Agent) -> dict[str, Target]:
     whole = torch.load(state / "state.pt", weights_only=True)
 
     def use_run() -> None:
-        recorded_resize_size(find_agent(run.path), agent.config)
+        recorded_resize_size(find_agent(run.path), None)
         recipe_of(reopen(run.path, "train"))
         run.config()
 
@@ -193,6 +193,9 @@ def _result_targets(folder: Path) -> dict[str, Target]:
         predictions=np.zeros(4, dtype=np.int64),
         confidences=np.full(4, 0.5, dtype=np.float32),
         maps=np.zeros((4, 4), dtype=np.float32),
+        boxes=np.tile(np.array([0, 0, 0.5, 0.5], dtype=np.float32), (4, 1, 1)),
+        sizes=np.full((4, 1, 2), 16),
+        pixels=256 * np.arange(1, 5),
     )
     save_examples([one, one], examples)
     sound = examples.read_bytes()

@@ -69,4 +69,5 @@ def made_up(
         cost=None,
         settings={"seed": 0, "config": config},
         versions={"stam": "0"},
+        image_size=grid.image_size,
     )

@@ -37,6 +37,14 @@ TOY_OPTIONS = {  # appended to a documented command, to make it small; nothing i
         *"--teacher-training.epochs 1 --teacher-training.batch-size 4".split(),
         *"--teacher-training.warmup-epochs 0".split(),
     ],
+    "train gfnet": [
+        *"--image-size 32 --glimpse-size 16 --num-glimpses 2 --backbone conv --epochs 1".split(),
+        *"--batch-size 4 --num-workers 0".split(),
+    ],
+    "train patchdrop": [
+        *"--image-size 32 --low-size 8 --backbone conv --epochs 1 --batch-size 4 --num-workers 0".split(),
+    ],
+    "evaluate runs/gfnet": "--seeds 2".split(),
     "bench": "--device cpu --sizes tiny --batch-sizes 1 --num-glimpses 1 --batches 1".split(),
     "train digits": "--epochs 1 --tau-epochs 1 --num-glimpses 2 --batch-size 8 --validation-images 8".split(),
     "teacher tiny": [
@@ -88,7 +96,7 @@ def toy_options(words: list[str]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/training.md", "docs/performance.md"])
+@pytest.mark.parametrize("file", ["README.md", "docs/training.md", "docs/performance.md", "docs/zoo.md"])
 def test_documented_commands_work(file, workplace, monkeypatch):
     import uvicorn
 
@@ -174,6 +182,11 @@ def test_the_readmes_python_runs(capsys):
     for block in blocks("README.md", "python"):
         exec(compile(block, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip()
+
+
+def test_the_zoos_python_runs():
+    for block in blocks("docs/zoo.md", "python"):
+        exec(compile(block, "docs/zoo.md", "exec"), {})
 
 
 def test_stam_demo(workplace, capsys):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from images import make_image_folder
+from zooing import glyph_file
 
 from stam.evaluation import load_evaluation
 
@@ -138,3 +139,20 @@ def test_who_chooses(images, tmp_path):
     found = json.loads((tmp_path / "aid-choosers.json").read_text())
     assert all(len(curve) == 3 for curve in found["accuracy"].values()) and len(found["paths"]) == 2
     assert "aid-paths.png" in run("draw_real_images.py", tmp_path, "--out", tmp_path / "images")
+
+
+def test_zoo(images, tmp_path):
+    digits = glyph_file(tmp_path)
+    quick = ("--epochs", 1, "--batch-size", 4, "--device", "cpu", "--workers", 0)
+    out = tmp_path / "clutter"
+    shown = run("zoo.py", digits, "--out", out, "--systems", "ram", "stn", "stn-even", *quick)
+    assert [line.split(" | ")[0] for line in shown.splitlines()[-3:]] == ["| ram", "| stn", "| stn-even"]
+    assert {file.name for file in out.glob("*.json")} == {
+        *("ram.json", "ram-random.json", "stn.json", "stn-even.json")
+    }
+    small = json.dumps({"image_size": 32, "glimpse_size": 16, "num_glimpses": 2, "backbone": "conv"})
+    photos = tmp_path / "photos"
+    shown = run("zoo.py", images, "--out", photos, "--systems", "gfnet", "--set", small, *quick)
+    assert "| gfnet | yes | yes | 512 |" in shown
+    found = load_evaluation(photos / "gfnet.json")
+    assert found.settings["config"]["name"] == "gfnet" and found.num_glimpses == 2

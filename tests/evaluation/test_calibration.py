@@ -8,11 +8,12 @@ from evaluating import NoiseScenes, fast_plan, make_agent
 from stam.evaluation import evaluate
 from stam.evaluation.calibration import TemperatureSearch, reliability
 from stam.model.episode import Trace
+from stam.scene.grid import Grid
 
 
 def trace_of(logits: torch.Tensor) -> Trace:
     locations = torch.zeros(logits.shape[:2], dtype=torch.long)
-    return Trace(locations, logits, logits, logits.softmax(-1))
+    return Trace(locations, logits, logits, logits.softmax(-1), Grid(24, 8, 4))
 
 
 @pytest.mark.parametrize("true_temperature", [0.4, 1.0, 2.7])

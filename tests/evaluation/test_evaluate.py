@@ -2,15 +2,27 @@
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from evaluating import CLASSES, NoiseScenes, fast_plan, full_evaluation, make_agent, make_teacher
+from evaluating import (
+    CLASSES,
+    NoiseScenes,
+    WholeThenCrops,
+    fast_plan,
+    full_evaluation,
+    make_agent,
+    make_teacher,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up import made_up
 
+import stam
+import stam.evaluation
 from stam.config import to_plain
 from stam.errors import ConfigError, DataError, StamError
 from stam.evaluation import Evaluation, EvaluationPlan, evaluate, load_evaluation, save_evaluation
@@ -19,7 +31,7 @@ from stam.evaluation.outcomes import gather_scenes, true_rank
 from stam.evaluation.results import Curve
 from stam.evaluation.scenes import first_locations, random_orders
 from stam.evaluation.whole_image import low_resolution, low_resolution_size
-from stam.model.episode import Trace
+from stam.model.looker import LookTrace, SceneLooker
 from stam.scene.grid import Grid
 from stam.scene.pixels import normalise
 
@@ -160,22 +172,49 @@ def test_a_scene_counted_twice_or_never_is_an_error():
         gather_scenes([part], [np.array([0, 1, 1])], 3)
 
 
-class Stub:
-    """An agent of another kind: it has `look`, a grid and labels, and nothing else."""
-
-    grid, labels = Grid((24, 32), 8, 4), CLASSES
-
-    def look(self, images, num_glimpses, first_location=None, policy=None, generator=None):
-        batch = images.shape[0]
-        order = (first_location[:, None] + torch.arange(num_glimpses)) % 12
-        logits = torch.eye(5)[torch.zeros(batch, num_glimpses, dtype=torch.long)]
-        return Trace(order, logits, logits, logits.softmax(-1))
-
-
-def test_anything_with_look_can_be_evaluated():
-    found = evaluate(Stub(), NoiseScenes(10), EvaluationPlan(num_seeds=2))
-    assert found.accuracy.ensemble.top1.mean == (0.2,) * 12
+def test_anything_that_looks_can_be_evaluated():
+    scenes = NoiseScenes(10)
+    found = evaluate(WholeThenCrops(), scenes, EvaluationPlan(num_seeds=2), make_teacher())
+    assert found.accuracy.ensemble.top1.mean == (0.2,) * 3
+    assert (found.accuracy.class_head, found.locations, found.grid) == (None,) * 3
     assert found.policy == "own" and found.cost is None and found.early_exit.timing is None
+    assert found.whole_to_attend and found.whole_to_classify and found.image_size == (24, 32)
+    assert found.whole_image is not None and found.whole_image.low_resolution == ()
+    seconds = float((images_of(scenes).sum(dim=(1, 2, 3)) > 0).float().mean())
+    assert found.pixels == tuple(round(20 + n * (48 + 12 * seconds)) for n in range(3))
+    assert found.share == pytest.approx([pixels / 768 for pixels in found.pixels], abs=1e-3)
+    assert Evaluation.from_json(found.to_json()) == found
+
+
+def test_what_a_looker_draws_belongs_to_the_scene():
+    one, other = WholeThenCrops(), WholeThenCrops()
+    for stub, size in ((one, 10), (other, 3)):
+        evaluate(stub, NoiseScenes(10), fast_plan(batch_size=size, num_seeds=1, most_calibration=1))
+    assert torch.cat(one.drawn[1:]).equal(torch.cat(other.drawn[1:]))
+    assert len(torch.cat(one.drawn[1:]).unique()) == 20
+
+
+def test_a_looker_says_which_policies_and_how_many_looks_it_has():
+    with pytest.raises(StamError, match="num_glimpses must be 1 to 3, got 4"):
+        evaluate(WholeThenCrops(), NoiseScenes(10), fast_plan(num_glimpses=4))
+    with pytest.raises(ConfigError, match="policy 'learned' is unknown: allowed: own"):
+        evaluate(WholeThenCrops(), NoiseScenes(10), fast_plan(policy="learned"))
+
+
+def test_no_class_is_asked_for():
+    folders = [Path(stam.evaluation.__file__).parent.parent / room for room in ("evaluation", "show", "cli")]
+    text = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    assert not re.findall(r"isinstance\([^()]*(?:Agent|Looker|Trace)\b", text)
+
+
+def test_a_trace_of_an_agent_says_what_was_sensed():
+    agent, images = make_agent(), images_of(NoiseScenes(4))
+    trace = agent.look(images, 3, first_location=6)
+    top, left, bottom, right = agent.grid.pixel_box(int(trace.locations[1, 2]))
+    box = trace.boxes[1, 2, 0] * torch.tensor([24, 32, 24, 32])
+    torch.testing.assert_close(box, torch.tensor([top, left, bottom, right]).float())
+    assert trace.pixels.tolist() == [[64, 128, 192]] * 4 and trace.sizes.tolist() == [[[8, 8]]] * 3
+    assert isinstance(trace, LookTrace) and isinstance(agent, SceneLooker)
 
 
 def test_an_agent_in_training_stays_in_training():
@@ -209,10 +248,10 @@ def test_a_result_round_trips_through_json(tmp_path):
 def test_the_schema_is_stable():
     """Programs read these names; a change needs a new version and a word in docs/evaluation.md."""
     values = json.loads(full_evaluation().to_json())
-    assert (values["format"], values["version"]) == ("stam-evaluation", "1.2")
+    assert (values["format"], values["version"]) == ("stam-evaluation", "1.3")
     assert sorted(values) == [
         *("accuracy", "calibration", "cost", "data", "early_exit", "format", "grid"),
-        *("locations", "name"),
+        *("image_size", "locations", "name"),
         *(
             "num_glimpses",
             "pixels",
@@ -224,7 +263,7 @@ def test_the_schema_is_stable():
             "version",
             "versions",
         ),
-        "whole_image",
+        *("whole_image", "whole_to_attend", "whole_to_classify"),
     ]
     assert sorted(values["accuracy"]) == ["class_head", "distill_head", "ensemble"]
     assert sorted(values["accuracy"]["ensemble"]["top5"]) == ["mean", "per_seed", "std"]
@@ -236,7 +275,11 @@ def test_the_schema_is_stable():
 
 def test_results_of_earlier_versions_are_read():
     values = json.loads(full_evaluation().to_json())
+    del values["image_size"], values["whole_to_attend"], values["whole_to_classify"]  # new in 1.3
     assert Evaluation.from_json(json.dumps(values | {"version": "1.0"})).policy == "learned"
+    assert Evaluation.from_json(json.dumps(values | {"version": "1.2"})) == dataclasses.replace(
+        full_evaluation(), version="1.2"
+    )
     older = values | {"version": "1.1", "handover": 8, "mirrored": False}
     assert Evaluation.from_json(json.dumps(older)).policy == "learned:8"
 

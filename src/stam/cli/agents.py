@@ -6,7 +6,9 @@ from stam.errors import require
 from stam.fast import prepare
 from stam.learning.runs import recorded_resize_size
 from stam.model.agent import Looker
-from stam.weights import find_agent, load_agent
+from stam.model.looker import SceneLooker
+from stam.weights import FoundAgent, find_agent, load_agent
+from stam.zoo import load_looker
 
 
 def open_agent(
@@ -23,7 +25,20 @@ def open_agent(
     found = find_agent(source)
     loaded = load_agent(found.folder)
     agent = prepare(loaded if threshold is None else loaded.configure(threshold=threshold), fast)
-    if resize_size is None:
-        return agent, recorded_resize_size(found, loaded.config)
-    require(resize_size >= 1, f"--resize-size must be at least 1, got {resize_size}")
-    return agent, resize_size
+    return agent, _resize_size(found, loaded, resize_size)
+
+
+def open_looker(
+    source: str | Path, resize_size: int | None = None, fast: bool = True
+) -> tuple[SceneLooker, int | None]:
+    """Loads an agent or a system of the zoo, ready to look; see `open_agent`."""
+    found = find_agent(source)
+    looker = load_looker(found.folder)
+    return looker.ready(fast), _resize_size(found, looker, resize_size)
+
+
+def _resize_size(found: FoundAgent, looker: SceneLooker, given: int | None) -> int | None:
+    if given is None:
+        return recorded_resize_size(found, looker.facts.resize_size)
+    require(given >= 1, f"--resize-size must be at least 1, got {given}")
+    return given

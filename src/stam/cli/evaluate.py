@@ -116,13 +116,12 @@ def plan_of(given: Arguments) -> EvaluationPlan:
 
 def summary(evaluation: Evaluation) -> str:
     """Returns the result as a short text."""
-    data, grid = evaluation.data, evaluation.grid
-    height, width = grid.glimpse_size
+    data = evaluation.data
     top1, top5 = evaluation.accuracy.ensemble.top1, evaluation.accuracy.ensemble.top5
     low = evaluation.whole_image.low_resolution if evaluation.whole_image else ()
     lines = [
         f"{evaluation.name}: {data.num_scenes:,} scenes of {data.source}, {evaluation.way_of_looking}, "
-        f"{len(evaluation.seeds)} seeds, glimpses of {height}x{width} pixels",
+        f"{len(evaluation.seeds)} seeds, {evaluation.glimpse_name}",
         "",
         "glimpses   pixels  scene %     top-1 %   (std)   top-5 %" + ("   low-res top-1 %" if low else ""),
     ]

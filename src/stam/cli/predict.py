@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,16 +14,18 @@ import tyro
 from PIL import Image
 from tqdm import tqdm
 
-from stam.cli.agents import open_agent
+from stam.cli.agents import open_looker
 from stam.cli.parsing import next_command, parse
 from stam.data import decode_image
 from stam.data.folder import image_files
 from stam.errors import DataError, StamError, require
-from stam.live import LiveStep, Session, look_through, scene_view
+from stam.live import LiveStep, Session, look_through
 from stam.model.agent import Looker
+from stam.model.looker import SceneLooker
+from stam.scene.pixels import normalise, prepare_for_evaluation
 from stam.scene.sensor import ImageSensor
 from stam.show.animations import save_gif
-from stam.show.pictures import Story, save_strip
+from stam.show.pictures import Story, save_strip, views_of
 
 _BATCH = 32
 _MOST_PICTURES = 24  # scenes in a strip or an animation
@@ -33,7 +36,8 @@ class Arguments:
     """What to classify, and how to show it.
 
     Attributes:
-        agent: A run folder, a weights folder, an agent that ships (such as digits), or hub:NAME.
+        agent: A run folder, a weights folder, an agent that ships (such as digits), or hub:NAME; a run of a
+            system of the zoo too.
         images: Image files, and folders of them.
         threshold: Confidence above which to stop; as the agent says by default.
         max_glimpses: When to stop though unsure; when everything has been seen by default.
@@ -71,7 +75,9 @@ class Prediction:
         num_glimpses: Glimpses used.
         seen: Share of the image seen.
         stopped_early: Whether the agent was sure before it had to stop.
-        locations: Where it looked, as (row, column).
+        locations: Where an agent looked, as (row, column).
+        boxes: What each look of another system sensed: top, left, bottom and right of every part of it, as
+            shares of the scene.
         probabilities: The most probable labels, at most five, with their probabilities.
         error: Why the image could not be read.
     """
@@ -83,6 +89,7 @@ class Prediction:
     seen: float = 0.0
     stopped_early: bool = False
     locations: tuple[tuple[int, int], ...] = ()
+    boxes: tuple[tuple[tuple[float, ...], ...], ...] = ()
     probabilities: dict[str, float] = field(default_factory=dict)
     error: str | None = None
 
@@ -96,11 +103,11 @@ def run(arguments: list[str]) -> None:
             path is None or path.absolute().parent.is_dir(), f"{name} '{path}': its folder does not exist"
         )
     paths = find_images(given.images)
-    agent, resize_size = open_agent(given.agent, given.resize_size, fast=given.fast)
+    looker, resize_size = open_looker(given.agent, given.resize_size, fast=given.fast)
     stories: list[Story] = []
     predictions: list[Prediction] = []
     with tqdm(total=len(paths), unit="image", disable=None if len(paths) > 1 else True, leave=False) as bar:
-        for prediction, story in predict(agent, paths, given, resize_size):
+        for prediction, story in predict(looker, paths, given, resize_size):
             predictions.append(prediction)
             if story is not None and len(stories) < _MOST_PICTURES:
                 stories.append(story)
@@ -129,21 +136,85 @@ def find_images(given: Sequence[Path]) -> list[Path]:
 
 
 def predict(
-    agent: Looker, paths: Sequence[Path], given: Arguments, resize_size: int | None
+    looker: SceneLooker, paths: Sequence[Path], given: Arguments, resize_size: int | None
 ) -> Iterator[tuple[Prediction, Story | None]]:
     """Looks at the images in batches and yields what came of each, in order."""
+    agent: Looker | None = looker.episodic
     generator = torch.Generator().manual_seed(given.seed)
     for start in range(0, len(paths), _BATCH):
         batch = paths[start : start + _BATCH]
-        read = [_read(path, agent, resize_size) for path in batch]
-        views = [view for view in read if not isinstance(view, DataError)]
-        sessions = [_open(agent, given, generator) for _ in views]
-        looks = iter(_look(agent, views, sessions, given.max_glimpses))
+        read = [_read(path, looker, resize_size) for path in batch]
+        sound = [(str(path), view) for path, view in zip(batch, read, strict=True) if _is_view(view)]
+        found = (
+            _with_sessions(agent, sound, given, generator)
+            if agent is not None
+            else _whole_scenes(looker, sound, given, generator)
+        )
         for path, view in zip(batch, read, strict=True):
             if isinstance(view, DataError):
                 yield Prediction(str(path), error=str(view)), None
             else:
-                yield _outcome(str(path), view, *next(looks))
+                yield next(found)
+
+
+def _is_view(read: np.ndarray | DataError) -> bool:
+    return not isinstance(read, DataError)
+
+
+def _with_sessions(
+    agent: Looker, views: Sequence[tuple[str, Any]], given: Arguments, generator: torch.Generator
+) -> Iterator[tuple[Prediction, Story]]:
+    """Lets an agent look through sensors, until it is sure."""
+    sessions = [_open(agent, given, generator) for _ in views]
+    looks = _look(agent, [view for _, view in views], sessions, given.max_glimpses)
+    for (name, view), look in zip(views, looks, strict=True):
+        yield _outcome(name, view, *look)
+
+
+def _whole_scenes(
+    looker: SceneLooker, views: Sequence[tuple[str, Any]], given: Arguments, generator: torch.Generator
+) -> Iterator[tuple[Prediction, Story]]:
+    """Lets another looker look at whole scenes; with a threshold, what comes after it is sure is left out."""
+    if not views:
+        return
+    facts = looker.facts
+    pixels = torch.from_numpy(np.stack([view for _, view in views])).permute(0, 3, 1, 2)
+    images = normalise(pixels, facts.mean, facts.std)
+    most = facts.most_glimpses if given.max_glimpses is None else given.max_glimpses
+    trace = looker.look(images, most, policy=given.policy, generator=generator)
+    for row, (name, view) in enumerate(views):
+        confidences = trace.confidences[row].tolist()
+        sure = [n for n, value in enumerate(confidences, 1) if value > (given.threshold or 1)]
+        count = sure[0] if sure else most
+        answer = trace.probabilities[row, count - 1].float()
+        best = answer.topk(min(5, len(answer)))
+        share = float(trace.pixels[row, count - 1]) / (view.shape[0] * view.shape[1])
+        boxes = trace.boxes[row, :count].cpu().numpy()
+        yield (
+            Prediction(
+                image=name,
+                label=facts.labels[int(best.indices[0])],
+                confidence=float(best.values[0]),
+                num_glimpses=count,
+                seen=share,
+                stopped_early=count < most,
+                boxes=tuple(tuple(map(tuple, look[look[:, 2] > look[:, 0]].tolist())) for look in boxes),
+                probabilities={
+                    facts.labels[index]: value
+                    for index, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                },
+            ),
+            Story(
+                name=Path(name).name,
+                image=view,
+                grid=None,
+                locations=[],
+                labels=[facts.labels[index] for index in trace.predictions[row, :count].tolist()],
+                confidences=confidences[:count],
+                views=views_of(boxes, trace.sizes[:count].cpu().numpy()),
+                shares=(trace.pixels[row, :count] / (view.shape[0] * view.shape[1])).tolist(),
+            ),
+        )
 
 
 def _look(
@@ -156,9 +227,9 @@ def _look(
     return list(zip(sessions, steps, strict=True))
 
 
-def _read(path: Path, agent: Looker, resize_size: int | None) -> np.ndarray | DataError:
+def _read(path: Path, looker: SceneLooker, resize_size: int | None) -> np.ndarray | DataError:
     try:
-        return scene_view(decode_image(path), agent.config, resize_size)
+        return prepare_for_evaluation(decode_image(path), resize_size, looker.facts.image_size)
     except DataError as error:
         return error
 

@@ -6,6 +6,7 @@ from stam.errors import ConfigError, require
 from stam.learning.experiment import recipe_of, reopen
 from stam.learning.recipes import RECIPES, get_recipe
 from stam.learning.runs import RunError
+from stam.zoo import SYSTEMS
 
 DEFAULT_RECIPE = "digits"
 DEFAULT_FOR_IMAGES = "tiny"
@@ -14,7 +15,10 @@ _WITH_RESUME = ("--resume", "--out", "--tensorboard")
 
 def recipes_and_data(in_full: bool) -> str:
     """Returns what help says of RECIPE and DATA; variants of recipes one by one, or by their ending."""
-    data = "DATA is the word digits, a folder of class folders, or tar shards."
+    data = (
+        "DATA is the word digits, a folder of class folders, or tar shards.\n\nstam train also takes another "
+        f"hard-attention system: {', '.join(SYSTEMS)} (docs/zoo.md)."
+    )
     if in_full:
         return f"RECIPE is one of: {', '.join(RECIPES)}.\n\n{data}"
     endings = [name.removeprefix(DEFAULT_RECIPE) for name in RECIPES if name.startswith(f"{DEFAULT_RECIPE}-")]

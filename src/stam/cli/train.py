@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 import tyro
 
+from stam.cli import zoo
 from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
 from stam.cli.processes import processes
@@ -71,8 +72,11 @@ class Arguments:
 
 
 def run(arguments: list[str]) -> None:
-    """Trains an agent, or goes on with a run."""
+    """Trains an agent or a system of the zoo, or goes on with a run."""
     positionals, options = split_positionals(arguments, most=2)
+    if zoo.is_meant(positionals, options):
+        zoo.train(positionals, options)
+        return
     refuse(options, ("--num-classes", "--labels"), "the classes come from the data")
     refuse(options, ("--preprocess-size",), "it is --resize-size of the data")
     refuse(options, ("--path",), "name the data after the recipe")

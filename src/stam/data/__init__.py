@@ -2,6 +2,7 @@
 
 from stam.data.cache import CachedScenes
 from stam.data.checking import ImageReport, check_images
+from stam.data.clutter import ClutteredScenes, open_clutter
 from stam.data.digits import Box, ClutteredDigits, open_digits
 from stam.data.fmow import FMOW_CLASSES, FmowReport, prepare_fmow
 from stam.data.folder import ImageFolder, open_folder
@@ -9,7 +10,7 @@ from stam.data.images import IMAGE_SUFFIXES, decode_image
 from stam.data.indexed import IndexedShards, ShardReport, open_indexed, prepare_shards
 from stam.data.loader import BatchLoader, EvaluationView, RawBatch, TrainingView, View, pad_images
 from stam.data.sampler import batches, epoch_indices, evaluation_indices
-from stam.data.scenes import Relabelled, Scenes, Subset
+from stam.data.scenes import PaintedScenes, Relabelled, Scenes, Subset
 from stam.data.shards import TarShards, open_shards
 from stam.data.sources import open_for_evaluation, open_scenes
 from stam.data.splits import (
@@ -29,11 +30,13 @@ __all__ = [
     "Box",
     "CachedScenes",
     "ClutteredDigits",
+    "ClutteredScenes",
     "EvaluationView",
     "FmowReport",
     "ImageFolder",
     "ImageReport",
     "IndexedShards",
+    "PaintedScenes",
     "RawBatch",
     "Relabelled",
     "Scenes",
@@ -51,6 +54,7 @@ __all__ = [
     "epoch_indices",
     "evaluation_indices",
     "load_record",
+    "open_clutter",
     "open_digits",
     "open_folder",
     "open_for_evaluation",

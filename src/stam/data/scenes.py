@@ -1,6 +1,6 @@
 """What every source of labelled images looks like."""
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -29,6 +29,15 @@ class Scenes(Protocol):
 
         A larger shorter side may come shrunk to `decode_size` where that makes decoding cheaper.
         """
+        ...
+
+
+@runtime_checkable
+class PaintedScenes(Scenes, Protocol):
+    """Scenes that are made, not read: whole batches at once, on a device, others in each epoch."""
+
+    def paint(self, indices: Int[np.ndarray, " batch"], epoch: int = 0) -> Any:
+        """Returns a `RawBatch` of scenes on the device."""
         ...
 
 

@@ -3,6 +3,7 @@
 import difflib
 from pathlib import Path
 
+from stam.data.clutter import open_clutter
 from stam.data.digits import open_digits
 from stam.data.folder import open_folder
 from stam.data.indexed import is_indexed, is_url, open_indexed
@@ -26,8 +27,9 @@ def open_scenes(
 
     Args:
         source: `digits` (the embedded default), a folder of class folders, a tar, a pattern such as
-            `train-*.tar`, a folder of tars, or what `stam prepare shards` made, as a folder or as a URL that
-            fsspec knows (`s3://bucket/images`). A folder that is itself called digits is `./digits`.
+            `train-*.tar`, a folder of tars, what `stam prepare shards` made, as a folder or as a URL that fsspec
+            knows (`s3://bucket/images`), or digits in an `.npz` file, of which cluttered scenes are made. A
+            folder that is itself called digits is `./digits`.
         val_fraction: The share to validate on, where the data has no split of its own.
         test_fraction: The share to test on, where the data has no test part of its own.
         seed: Seed of that split; for digits, of the scenes.
@@ -82,6 +84,8 @@ def _open(source: str | Path, plan: SplitPlan) -> Splits:
         return open_shards(path, plan)
     if path.is_dir():
         return open_folder(path, plan)
+    if path.is_file() and path.suffix == ".npz":
+        return open_clutter(path, plan.seed)
     if path.is_file():
         raise DataError(f"{path} is a file: give a folder of class folders, a .tar, or the word '{DIGITS}'")
     raise DataError(f"no such data: {source}; {_nearest(path)}")

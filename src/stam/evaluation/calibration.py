@@ -11,7 +11,7 @@ from stam.evaluation.outcomes import Outcomes
 from stam.evaluation.results import Calibration, Reliability, floats
 from stam.learning import distributed
 from stam.model.belief import ensemble_log_probabilities
-from stam.model.episode import Trace
+from stam.model.looker import LookTrace
 from stam.shapes import Float, Int
 
 NUM_BINS = 15
@@ -29,12 +29,12 @@ class TemperatureSearch:
         self.candidates = np.geomspace(_LOWEST, _HIGHEST, _NUM_CANDIDATES)
         self._sums = torch.zeros(_NUM_CANDIDATES, dtype=torch.float64)
 
-    def add(self, trace: Trace, labels: Int[Tensor, " batch"]) -> None:
+    def add(self, trace: LookTrace, labels: Int[Tensor, " batch"]) -> None:
         """Adds the beliefs of a batch after every glimpse."""
-        truth = labels.view(-1, 1, 1).expand(-1, trace.class_logits.shape[1], 1)
+        each = tuple(logits.float() for logits in trace.readouts)
+        truth = labels.view(-1, 1, 1).expand(-1, each[0].shape[1], 1)
         for position, temperature in enumerate(self.candidates):
-            both = (trace.class_logits.float(), trace.distill_logits.float())
-            log_p = ensemble_log_probabilities(*(logits / temperature for logits in both))
+            log_p = ensemble_log_probabilities(*(logits / temperature for logits in each))
             self._sums[position] -= log_p.gather(2, truth).double().sum().cpu()
 
     def best(self) -> float:

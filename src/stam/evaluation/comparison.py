@@ -13,6 +13,7 @@ import numpy as np
 from stam.config import CORE_SIZES, from_plain, to_plain
 from stam.errors import StamError, did_you_mean, require, require_choice
 from stam.evaluation.results import Evaluation, Floats, floats, read_format
+from stam.zoo import TITLES
 
 FORMAT = "stam-comparison"
 VERSION = "1.0"
@@ -116,7 +117,8 @@ class Comparison:
     @property
     def same_grid(self) -> bool:
         """Whether all runs cut scenes alike, so that glimpses can be counted against each other."""
-        return len({evaluation.grid for evaluation in self.evaluations}) == 1
+        grids = {evaluation.grid for evaluation in self.evaluations}
+        return len(grids) == 1 and (grids != {None} or len(self.evaluations) == 1)
 
     def to_json(self) -> str:
         """Returns the result as JSON."""
@@ -182,8 +184,12 @@ def aspects(evaluation: Evaluation) -> dict[str, str]:
     """Returns the settings by which runs are told apart, each as one word."""
     config = evaluation.settings.get("config", {})
     agent, training = config.get("agent", {}), config.get("training", {})
-    height, width = evaluation.grid.glimpse_size
-    found = {"policy": evaluation.policy, "glimpse": str(height) if height == width else f"{height}x{width}"}
+    found = {"policy": evaluation.policy}
+    if "system" in config:
+        found["system"] = system_of(evaluation)
+    if evaluation.grid is not None:
+        height, width = evaluation.grid.glimpse_size
+        found["glimpse"] = str(height) if height == width else f"{height}x{width}"
     if "consistency" in training:
         found["consistency"] = training["consistency"]
     if "width" in agent:
@@ -202,6 +208,7 @@ def aspects(evaluation: Evaluation) -> dict[str, str]:
 
 _WORDS = {
     "policy": "{} policy",
+    "system": "{}",
     "consistency": "{} consistency",
     "glimpse": "{} px glimpses",
     "capacity": "{} core",
@@ -212,8 +219,17 @@ _WORDS = {
 _SPECIAL = {("consistency", "none"): "no consistency"}
 
 
+def system_of(evaluation: Evaluation) -> str:
+    """Returns which system was evaluated, as its paper writes it."""
+    config = evaluation.settings.get("config", {})
+    return TITLES.get(config.get("name", ""), config.get("name", "")) if "system" in config else "STAM"
+
+
 def names_of(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
-    """Names runs by the settings in which they differ, or else by their folders."""
+    """Names runs by their systems or the settings in which they differ, or else by their folders."""
+    systems = tuple(system_of(evaluation) for evaluation in evaluations)
+    if len(set(systems)) == len(systems) > 1:
+        return systems
     found = [aspects(evaluation) for evaluation in evaluations]
     keys = [key for key in found[0] if len({each.get(key) for each in found}) > 1]
     if keys and all(key in each for key in keys for each in found):
@@ -290,8 +306,8 @@ def _row(evaluation: Evaluation, name: str, position: int, note: str) -> TableRo
     return TableRow(
         name,
         note,
-        False,
-        False,
+        evaluation.whole_to_attend,
+        evaluation.whole_to_classify,
         position + 1,
         evaluation.pixels[position],
         curve.mean[position],
@@ -320,7 +336,8 @@ def table_rows(
     rows: list[TableRow] = []
     reference = evaluations[baseline]
     length = reference.settings.get("config", {}).get("training", {}).get("num_glimpses")
-    home = min(length or -(-reference.grid.num_locations // 2), reference.num_glimpses) - 1
+    half = reference.num_glimpses if reference.grid is None else -(-reference.grid.num_locations // 2)
+    home = min(length or half, reference.num_glimpses) - 1
     goal_pixels, goal_accuracy = reference.pixels[home], reference.accuracy.ensemble.top1.mean[home]
     source = names[baseline]
     if published is not None:
@@ -333,7 +350,7 @@ def table_rows(
     goal_pixels = goal_pixels if pixels is None else pixels
     seeing = next((each for each in evaluations if each.whole_image is not None), None)
     if seeing is not None and seeing.whole_image is not None:
-        height, width = seeing.grid.image_size
+        height, width = seeing.image_size
         whole = seeing.whole_image
         rows.append(TableRow("Teacher", "whole image", None, True, None, height * width, whole.top1))
         fitting = [low for low in whole.low_resolution if low.pixels <= goal_pixels]
@@ -343,6 +360,9 @@ def table_rows(
             rows.append(TableRow("Teacher", note, None, True, None, low.pixels, low.top1))
     is_reference = published is None and accuracy is None and pixels is None
     for position, (evaluation, name) in enumerate(zip(evaluations, names, strict=True)):
+        if evaluation.grid is None:  # another system: as it is, with all of its looks
+            rows.append(_row(evaluation, name, evaluation.num_glimpses - 1, "all looks"))
+            continue
         if position == baseline and is_reference:
             rows.append(_row(evaluation, name, home, "reference"))
             continue

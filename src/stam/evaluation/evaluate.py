@@ -30,22 +30,20 @@ from stam.evaluation.results import (
     floats,
 )
 from stam.evaluation.scenes import (
-    OWN,
-    LooksAtScenes,
     SceneBatch,
     SceneOrders,
+    SceneRandomness,
     SceneReader,
     first_locations,
     policy_for,
 )
 from stam.evaluation.whole_image import describe_whole_image, whole_image_ranks
-from stam.fast import prepare
 from stam.fast.cuda_graph import GraphedLook
 from stam.learning import distributed
 from stam.learning.optimisation import autocast
 from stam.learning.runs import versions
-from stam.model.agent import Agent, Looker, evaluating
-from stam.model.episode import Trace, require_num_glimpses
+from stam.model.agent import Looker, evaluating
+from stam.model.looker import LookTrace, SceneLooker
 from stam.model.policy import Policy, require_policy
 from stam.model.teacher import Teacher
 from stam.settings import PRECISIONS
@@ -110,7 +108,7 @@ class EvaluationPlan:
 
 
 def evaluate(
-    agent: LooksAtScenes,
+    agent: SceneLooker,
     scenes: Scenes,
     plan: EvaluationPlan | None = None,
     teacher: Teacher | None = None,
@@ -126,7 +124,7 @@ def evaluate(
     same result.
 
     Args:
-        agent: Anything with `look`, `grid` and `labels`; what needs more of it is left out where it has less.
+        agent: An agent, or any other looker (`stam.model.looker.SceneLooker`), of which less is measured.
         scenes: Labelled images, with the agent's classes.
         plan: What to measure; by default everything.
         teacher: Whole-image teacher for the ceiling and the low-resolution baseline.
@@ -137,13 +135,9 @@ def evaluate(
     """
     plan = plan or EvaluationPlan()
     mode = evaluating(agent) if isinstance(agent, nn.Module) else nullcontext()
-    with mode, autocast(_device_of(agent), plan.precision):
-        looker = prepare(agent, plan.fast) if isinstance(agent, Agent) else agent
+    with mode, autocast(agent.device, plan.precision):
+        looker = agent.ready(plan.fast)
         return _Measurement(looker, scenes, plan, teacher, progress).run(source, name, settings or {})
-
-
-def _device_of(agent: LooksAtScenes) -> torch.device:
-    return agent.device if isinstance(agent, Looker) else torch.device("cpu")
 
 
 class _Measurement:
@@ -151,32 +145,33 @@ class _Measurement:
 
     def __init__(
         self,
-        agent: LooksAtScenes,
+        looker: SceneLooker,
         scenes: Scenes,
         plan: EvaluationPlan,
         teacher: Teacher | None,
         progress: bool,
     ) -> None:
-        self.agent, self.scenes, self.plan, self.teacher = agent, scenes, plan, teacher
-        _require_scenes(scenes, agent.labels)
-        if teacher is not None and teacher.num_classes != len(agent.labels):
+        self.looker, self.scenes, self.plan, self.teacher = looker, scenes, plan, teacher
+        self.facts = facts = looker.facts
+        self.agent: Looker | None = looker.episodic
+        _require_scenes(scenes, facts.labels)
+        if teacher is not None and teacher.num_classes != len(facts.labels):
             raise StamError(
-                f"the teacher tells {teacher.num_classes} classes apart, the agent {len(agent.labels)}: "
+                f"the teacher tells {teacher.num_classes} classes apart, the agent {len(facts.labels)}: "
                 "give the teacher the agent was trained with"
             )
-        self.grid = agent.grid
-        self.num_glimpses = self.grid.num_locations if plan.num_glimpses is None else plan.num_glimpses
-        require_num_glimpses(self.num_glimpses, self.grid)
+        self.num_glimpses = facts.most_glimpses if plan.num_glimpses is None else plan.num_glimpses
+        facts.require_num_glimpses(self.num_glimpses)
         require(
             plan.budget is None or 1 <= plan.budget <= self.num_glimpses,
             f"budget must be 1 to {self.num_glimpses} glimpses, got {plan.budget}",
         )
-        own = agent.config.policy if isinstance(agent, Looker) else OWN
-        self.policy = plan.policy or own
-        if isinstance(agent, Looker):
-            agent.policy(self.policy)  # raises for a learned policy without an actor
-        self.device = _device_of(agent)
-        self.reader = reader_for(agent, scenes, plan, progress)
+        self.policy = plan.policy or facts.policy
+        facts.require_policy(self.policy)
+        if self.agent is not None:
+            self.agent.policy(self.policy)  # raises for a learned policy without an actor
+        self.device = looker.device
+        self.reader = reader_for(looker, scenes, plan, progress)
         self._graphed: GraphedLook | None = None
         self.fit_half, self.report_half = halves(len(scenes), plan.split_seed)
 
@@ -195,9 +190,9 @@ class _Measurement:
         timing = cost = None
         if distributed.rank() == 0:  # a clock is read where nobody has to wait for another
             timing = self._time_early_exit(fit.threshold, temperature)
-            if self.plan.cost and isinstance(self.agent, Looker):
+            if self.plan.cost and self.agent is not None:
                 cost = measure_cost(self.agent, self.num_glimpses, self.policy)
-        steps = range(1, self.num_glimpses + 1)
+        pixels, (height, width) = outcomes.mean_pixels(), self.facts.image_size
         evaluation = Evaluation(
             format=FORMAT,
             version=VERSION,
@@ -206,10 +201,13 @@ class _Measurement:
             precision="bfloat16" if torch.is_autocast_enabled(self.device.type) else "float32",
             seeds=tuple(range(self.plan.num_seeds)),
             num_glimpses=self.num_glimpses,
-            data=Data(source, len(self.scenes), tuple(self.agent.labels), scenes_digest(self.scenes)),
-            grid=self.grid,
-            pixels=tuple(n * self.grid.glimpse_area for n in steps),
-            share=floats(n / self.grid.num_locations for n in steps),
+            data=Data(source, len(self.scenes), tuple(self.facts.labels), scenes_digest(self.scenes)),
+            grid=self.facts.grid,
+            image_size=self.facts.image_size,
+            whole_to_attend=self.facts.whole_to_attend,
+            whole_to_classify=self.facts.whole_to_classify,
+            pixels=tuple(round(count) for count in pixels),
+            share=floats(count / (height * width) for count in pixels),
             accuracy=outcomes.accuracy(),
             whole_image=whole_image,
             calibration=describe_calibration(temperature, num_calibrated, reported),
@@ -219,24 +217,27 @@ class _Measurement:
                 fit=fit,
                 timing=timing,
             ),
-            locations=outcomes.location_counts(self.grid.num_locations),
+            locations=outcomes.location_counts(self.facts.grid),
             cost=cost,
             settings=json.loads(json.dumps(settings)),
             versions=versions(),
         )
         return _from_first_process(evaluation)
 
-    def _trace(self, batch: SceneBatch, seed: int) -> Trace:
-        first = first_locations(self.grid, batch.indices, seed)
-        policy = policy_for(self.policy, self.grid, batch.indices, seed)
-        if self.device.type == "cuda" and self.plan.fast and isinstance(self.agent, Looker):
+    def _trace(self, batch: SceneBatch, seed: int) -> LookTrace:
+        if self.agent is None:
+            drawn = SceneRandomness(batch.indices, seed)
+            return self.looker.look(batch.images, self.num_glimpses, policy=self.policy, generator=drawn)
+        first = first_locations(self.agent.grid, batch.indices, seed)
+        policy = policy_for(self.policy, self.agent.grid, batch.indices, seed)
+        if self.device.type == "cuda" and self.plan.fast:
             return self._graphed_trace(self.agent, batch, first.to(self.device), policy)
         generator = torch.Generator().manual_seed(seed)
         return self.agent.look(batch.images, self.num_glimpses, first, policy, generator)
 
     def _graphed_trace(
-        self, agent: Looker, batch: SceneBatch, first: Tensor, policy: Policy | str | None
-    ) -> Trace:
+        self, agent: Looker, batch: SceneBatch, first: Tensor, policy: Policy | str
+    ) -> LookTrace:
         """Looks by a CUDA graph that is captured once for all batches."""
         if isinstance(policy, SceneOrders):
             if self._graphed is None:
@@ -259,50 +260,49 @@ class _Measurement:
     def _look(self, temperature: float) -> tuple[Outcomes, WholeImage | None]:
         """Looks at every scene with every seed; shows it to the teacher too, while it is at hand."""
         parts, indices, ranks = [], [], []
-        shrunk = self.num_glimpses if self.plan.low_resolution else 0
+        grid = self.facts.grid  # without one, looks differ in pixels: nothing to shrink the image to
+        shrunk = self.num_glimpses if self.plan.low_resolution and grid is not None else 0
         for batch in self.reader.batches(self.reader.own_share(), "looking"):
             traces = (self._trace(batch, seed) for seed in range(self.plan.num_seeds))
             parts.append(outcomes_of(traces, batch.labels, temperature))
             indices.append(batch.indices)
             if self.teacher is not None:
-                ranks.append(whole_image_ranks(self.teacher, batch.images, batch.labels, self.grid, shrunk))
+                ranks.append(whole_image_ranks(self.teacher, batch.images, batch.labels, grid, shrunk))
         outcomes = join(parts, indices, len(self.scenes))
         if self.teacher is None:
             return outcomes, None
         gathered = gather_scenes([{"ranks": part} for part in ranks], indices, len(self.scenes))["ranks"]
-        return outcomes, describe_whole_image(gathered, self.grid)
+        return outcomes, describe_whole_image(gathered, grid)
 
     def _time_early_exit(self, threshold: float, temperature: float) -> ExitTiming | None:
-        if self.plan.most_timed == 0 or not isinstance(self.agent, Looker):
-            return None
         agent, chosen = self.agent, some_of(self.report_half, self.plan.most_timed)
+        if self.plan.most_timed == 0 or agent is None:
+            return None
 
         def batches() -> Iterator[TimedBatch]:
             for batch in self.reader.batches(chosen, "timing"):
-                first = first_locations(self.grid, batch.indices, 0).to(agent.device)
-                policy = policy_for(self.policy, self.grid, batch.indices, 0)
+                first = first_locations(agent.grid, batch.indices, 0).to(agent.device)
+                policy = policy_for(self.policy, agent.grid, batch.indices, 0)
                 yield TimedBatch(batch.images, batch.labels, first, agent.policy(policy))
 
         return time_early_exit(agent, batches(), threshold, self.num_glimpses, temperature)
 
 
 def reader_for(
-    agent: LooksAtScenes, scenes: Scenes, plan: EvaluationPlan, progress: bool = True
+    agent: SceneLooker, scenes: Scenes, plan: EvaluationPlan, progress: bool = True
 ) -> SceneReader:
     """Returns a reader of scenes as the agent needs them."""
-    known = (
-        dict(device=agent.device, mean=agent.config.mean, std=agent.config.std)
-        if isinstance(agent, Looker)
-        else {}
-    )
+    facts = agent.facts
     return SceneReader(
         scenes,
-        agent.grid,
+        facts.image_size,
         plan.resize_size,
         plan.batch_size,
         plan.num_workers,
-        progress=progress,
-        **known,  # type: ignore[arg-type]
+        agent.device,
+        facts.mean,
+        facts.std,
+        progress,
     )
 
 

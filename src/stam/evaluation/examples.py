@@ -11,10 +11,12 @@ from torch import Tensor
 
 from stam.data.randomness import random_order
 from stam.errors import StamError, require
-from stam.evaluation.scenes import LooksAtScenes, SceneReader, first_locations, policy_for
+from stam.evaluation.outcomes import located_on_grid
+from stam.evaluation.scenes import SceneBatch, SceneRandomness, SceneReader, first_locations, policy_for
 from stam.files import save_content
 from stam.model.agent import Looker
 from stam.model.episode import Step, Trace
+from stam.model.looker import LookTrace, SceneLooker
 from stam.model.policy import Policy
 from stam.scene.grid import Grid
 from stam.shapes import Float, Int, UInt8
@@ -25,25 +27,31 @@ class Example:
     """One scene and what an agent made of it.
 
     Attributes:
-        image: The scene; the agent saw the glimpses at `locations` only.
+        image: The scene; the agent saw what lies in `boxes` only, at the resolution that `sizes` says.
         label: The true class.
-        grid: Where glimpses lie.
+        grid: Where glimpses lie; none for a looker whose glimpses lie on no grid.
         classes: Class names.
-        locations: Where each glimpse was sensed.
+        locations: Where on the grid each glimpse was sensed; empty without one.
         predictions: The answer after each glimpse.
         confidences: Its probability.
         maps: After each glimpse, the policy's probability of looking at each location next; the last row,
             and the map of an agent without an actor, is zero.
+        boxes: Top, left, bottom and right of every part of each look, as shares of the scene; 0 for no part.
+        sizes: Height and width in pixels that each part was sensed at.
+        pixels: Pixels used to classify, after each look.
     """
 
     image: UInt8[np.ndarray, "height width 3"]
     label: int
-    grid: Grid
+    grid: Grid | None
     classes: tuple[str, ...]
-    locations: Int[np.ndarray, " glimpses"]
+    locations: Int[np.ndarray, " located"]
     predictions: Int[np.ndarray, " glimpses"]
     confidences: Float[np.ndarray, " glimpses"]
     maps: Float[np.ndarray, "glimpses locations"]
+    boxes: Float[np.ndarray, "glimpses parts 4"]
+    sizes: Int[np.ndarray, "glimpses parts 2"]
+    pixels: Int[np.ndarray, " glimpses"]
 
     @property
     def has_maps(self) -> bool:
@@ -69,7 +77,7 @@ def choose_examples(labels: Int[np.ndarray, " scenes"], count: int) -> Int[np.nd
 
 
 def collect_examples(
-    agent: LooksAtScenes,
+    agent: SceneLooker,
     reader: SceneReader,
     count: int,
     num_glimpses: int,
@@ -79,29 +87,45 @@ def collect_examples(
     """Looks at a few scenes, glimpse by glimpse, with the first locations of a seed."""
     chosen = choose_examples(reader.scenes.labels, count)
     examples: list[Example] = []
+    grid, labels = agent.facts.grid, agent.facts.labels
     for batch in reader.batches(chosen, "examples"):
-        first = first_locations(agent.grid, batch.indices, seed)
-        how = policy_for(policy, agent.grid, batch.indices, seed)
-        if isinstance(agent, Looker) and policy.startswith("learned"):
-            trace, maps = look_with_maps(agent, batch.images, num_glimpses, first, agent.policy(how))
-        else:
-            trace = agent.look(batch.images, num_glimpses, first, how)
-            maps = torch.zeros(len(batch.images), num_glimpses, agent.grid.num_locations)
-        pixels = batch.pixels.permute(0, 2, 3, 1).cpu().numpy()
-        for row, image in enumerate(pixels):
+        trace, maps = _look(agent, batch, num_glimpses, policy, seed)
+        images = batch.pixels.permute(0, 2, 3, 1).cpu().numpy()
+        located = located_on_grid(trace).cpu().numpy()[:, : num_glimpses if grid is not None else 0]
+        for row, image in enumerate(images):
             examples.append(
                 Example(
                     image=image,
                     label=int(batch.labels[row]),
-                    grid=agent.grid,
-                    classes=agent.labels,
-                    locations=trace.locations[row].cpu().numpy(),
+                    grid=grid,
+                    classes=labels,
+                    locations=located[row],
                     predictions=trace.predictions[row].cpu().numpy(),
                     confidences=trace.confidences[row].cpu().numpy(),
                     maps=maps[row].cpu().numpy(),
+                    boxes=trace.boxes[row].cpu().numpy(),
+                    sizes=trace.sizes.cpu().numpy(),
+                    pixels=trace.pixels[row].cpu().numpy(),
                 )
             )
     return examples
+
+
+def _look(
+    looker: SceneLooker, batch: SceneBatch, num_glimpses: int, policy: str, seed: int
+) -> tuple[LookTrace, Float[Tensor, "batch glimpses locations"]]:
+    """Looks at a batch with the randomness of a seed; returns policy maps too, zero where there are none."""
+    agent: Looker | None = looker.episodic
+    if agent is None:
+        drawn = SceneRandomness(batch.indices, seed)
+        trace = looker.look(batch.images, num_glimpses, policy=policy, generator=drawn)
+        return trace, torch.zeros(len(batch.images), num_glimpses, 0)
+    first = first_locations(agent.grid, batch.indices, seed)
+    how = policy_for(policy, agent.grid, batch.indices, seed)
+    if policy.startswith("learned"):
+        return look_with_maps(agent, batch.images, num_glimpses, first, agent.policy(how))
+    found = agent.look(batch.images, num_glimpses, first, how)
+    return found, torch.zeros(len(batch.images), num_glimpses, agent.grid.num_locations)
 
 
 def look_with_maps(
@@ -122,7 +146,7 @@ def look_with_maps(
     return trace, torch.stack(maps, dim=1)
 
 
-_ARRAYS = ("image", "locations", "predictions", "confidences", "maps")
+_ARRAYS = ("image", "locations", "predictions", "confidences", "maps", "boxes", "pixels")
 
 
 def save_examples(examples: list[Example], path: str | Path) -> None:
@@ -133,7 +157,9 @@ def save_examples(examples: list[Example], path: str | Path) -> None:
     arrays = {name: np.stack([getattr(example, name) for example in examples]) for name in _ARRAYS}
     arrays["label"] = np.array([example.label for example in examples])
     arrays["classes"] = np.array(examples[0].classes)
-    arrays["sizes"] = np.array([grid.image_size, grid.glimpse_size, grid.patch_size])
+    arrays["view_sizes"] = examples[0].sizes
+    if grid is not None:
+        arrays["sizes"] = np.array([grid.image_size, grid.glimpse_size, grid.patch_size])
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     save_content(Path(path), buffer.getvalue())
@@ -147,13 +173,20 @@ def load_examples(path: str | Path) -> list[Example]:
             unpacked = sum(member.file_size for member in archive.infolist())
         require(unpacked <= _MOST_BYTES, f"it would unpack to {unpacked} bytes")
         with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in (*_ARRAYS, "label", "classes", "sizes")}
-        image_size, glimpse_size, patch_size = (tuple(pair) for pair in arrays["sizes"].tolist())
-        grid = Grid(image_size, glimpse_size, patch_size)
+            grid_too = ("sizes",) if "sizes" in stored.files else ()
+            arrays = {name: stored[name] for name in (*_ARRAYS, "label", "classes", "view_sizes", *grid_too)}
+        grid = Grid(*(tuple(pair) for pair in arrays["sizes"].tolist())) if grid_too else None
+        sizes = arrays["view_sizes"]
         classes = tuple(str(name) for name in arrays["classes"])
         _require_sound(arrays, grid, len(classes))
         return [
-            Example(label=int(label), grid=grid, classes=classes, **dict(zip(_ARRAYS, parts, strict=True)))
+            Example(
+                label=int(label),
+                grid=grid,
+                classes=classes,
+                sizes=sizes,
+                **dict(zip(_ARRAYS, parts, strict=True)),
+            )
             for label, *parts in zip(arrays["label"], *(arrays[name] for name in _ARRAYS), strict=True)
         ]
     except Exception as error:  # a damaged archive makes numpy and zipfile raise nearly anything
@@ -164,21 +197,29 @@ def load_examples(path: str | Path) -> list[Example]:
 _MOST_BYTES = 2**30
 
 
-def _require_sound(arrays: dict[str, np.ndarray], grid: Grid, num_classes: int) -> None:
+def _require_sound(arrays: dict[str, np.ndarray], grid: Grid | None, num_classes: int) -> None:
     """Raises unless arrays have the shapes and numbers of examples."""
-    count, num_glimpses = arrays["locations"].shape
+    count, num_glimpses = arrays["predictions"].shape
+    parts = arrays["boxes"].shape[2]
+    image_size = arrays["image"].shape[1:3] if grid is None else grid.image_size
+    num_locations = 0 if grid is None else grid.num_locations
     shapes = {
-        "image": (count, *grid.image_size, 3),
+        "image": (count, *image_size, 3),
         "label": (count,),
-        "predictions": (count, num_glimpses),
+        "locations": (count, 0 if grid is None else num_glimpses),
         "confidences": (count, num_glimpses),
-        "maps": (count, num_glimpses, grid.num_locations),
+        "maps": (count, num_glimpses, num_locations),
+        "boxes": (count, num_glimpses, parts, 4),
+        "pixels": (count, num_glimpses),
+        "view_sizes": (num_glimpses, parts, 2),
     }
     for name, shape in shapes.items():
         found = arrays[name].shape
         require(found == shape, f"'{name}' has the shape {found}, not {shape}")
     for name, limit in (
-        ("locations", grid.num_locations),
+        ("locations", num_locations),
+        ("pixels", 2**31),
+        ("view_sizes", 2**15),
         ("predictions", num_classes),
         ("label", num_classes),
     ):
@@ -186,6 +227,6 @@ def _require_sound(arrays: dict[str, np.ndarray], grid: Grid, num_classes: int) 
         require(numbers.dtype.kind == "i", f"'{name}' must hold whole numbers")
         require(bool(((numbers >= 0) & (numbers < limit)).all()), f"'{name}' must be from 0 to {limit - 1}")
     require(arrays["image"].dtype == np.uint8, "'image' must hold bytes")
-    for name in ("confidences", "maps"):
+    for name in ("confidences", "maps", "boxes"):
         finite = arrays[name].dtype.kind == "f" and bool(np.isfinite(arrays[name]).all())
         require(finite, f"'{name}' must hold finite numbers")

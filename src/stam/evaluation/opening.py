@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from stam.config import AgentConfig
 from stam.data.checking import check_images
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes, Subset
@@ -14,9 +15,11 @@ from stam.data.splits import SplitRecord
 from stam.errors import StamError, require
 from stam.learning.runs import RunFolder, recorded_resize_size
 from stam.model.agent import Agent
+from stam.model.looker import SceneLooker
 from stam.model.teacher import Teacher
 from stam.settings import RunConfig
 from stam.weights import FoundAgent, find_agent, find_teacher, load_agent, open_teacher, save_agent
+from stam.zoo import System, load_looker
 
 EVALUATION_FILE = "evaluation.json"
 EXAMPLES_FILE = "examples.npz"
@@ -44,7 +47,7 @@ class Opened:
 
     path: Path
     agent_path: Path
-    agent: Agent
+    agent: Agent | System
     scenes: Scenes
     source: str
     own_data: bool
@@ -57,12 +60,23 @@ class Opened:
 
     def store(self, threshold: float, temperature: float, policy: str) -> None:
         """Keeps a fitted threshold and temperature with the weights, and the policy they hold for."""
-        self.require_own()
-        fitted = self.agent.configure(threshold=threshold, temperature=temperature, policy=policy)
-        save_agent(fitted, self.agent_path)
+        self.require_keeps(policy)
+        agent = load_agent(self.agent_path)
+        agent.configure(threshold=threshold, temperature=temperature, policy=policy)
+        save_agent(agent, self.agent_path)
 
-    def require_own(self) -> None:
-        """Raises where the agent is not to be changed."""
+    def require_keeps(self, policy: str) -> None:
+        """Raises where the agent is not to be changed, or not for this policy."""
+        own = self.agent.facts.policy
+        if self.agent.episodic is None:
+            raise StamError(
+                f"--store keeps a threshold with an agent; {self.name} has none: leave out --store"
+            )
+        learned = own.startswith("learned") and policy.startswith("learned")
+        require(
+            policy == own or learned,
+            f"--store keeps what is fitted for the agent's own policy, {own}: leave out --policy {policy}",
+        )
         if self.is_borrowed:
             raise StamError(
                 f"'{self.name}' is not changed, since it ships with the package or comes from the hub: leave "
@@ -89,30 +103,32 @@ def open_run(
     """
     require(limit is None or limit >= 1, f"limit must be at least 1, got {limit}")
     place = find_agent(path)
-    agent = load_agent(place.folder)
+    agent = load_looker(place.folder)
+    labels = agent.facts.labels
     run = RunFolder(place.run) if place.run is not None else None  # also for an agent's folder in a run
     settings: dict[str, Any] = {"agent_folder": place.folder.name}
-    record, config = None, None
+    record, config, trained_on = None, None, None
     own_data, seed = False, 0
     if resize_size is None:
-        resize_size = recorded_resize_size(place, agent.config)
+        resize_size = recorded_resize_size(place, agent.facts.resize_size)
     if run is not None:
-        config = run.config()
+        config = run.config() if agent.episodic is not None else None
+        trained_on = run.data_config()
         settings |= {key: value for key, value in run.record().items() if key in ("recipe", "seed", "config")}
-        seed = config.data.split_seed
-        data = config.data.path if data is None else data
+        seed = trained_on.split_seed
+        data = trained_on.path if data is None else data
         record = run.split()
-        own_data = is_same_data(data, config.data.path, record)
+        own_data = is_same_data(data, trained_on.path, record)
         record = record if own_data else None
     if data is None:
         raise StamError(
             f"'{path}' is not a run folder, so say what to evaluate on: --data FOLDER, or --data digits"
         )
     found, note = _open_teacher(place, teacher, agent, config)
-    if config is not None and not own_data and overlaps(data, config.data.path):
-        shared = f"'{data}' shares images with '{config.data.path}', which the agent was trained on"
+    if trained_on is not None and not own_data and overlaps(data, trained_on.path):
+        shared = f"'{data}' shares images with '{trained_on.path}', which the agent was trained on"
         note = f"{shared}: the result is too good; {note}"
-    scenes = open_for_evaluation(data, agent.labels, seed=seed, record=record)
+    scenes = open_for_evaluation(data, labels, seed=seed, record=record)
     if record is not None:
         part, num_then = ("test", record.num_test) if record.num_test else ("validation", record.num_val)
         settings["part"] = part
@@ -123,7 +139,7 @@ def open_run(
             chose = f"these {num_then} images chose the checkpoint 'best' among those of the run"
             better = "a test part (stam train --test-fraction 0.1, or a folder test) chooses nothing"
             note = f"{chose}, which flatters it: {better}" + (f"; {note}" if note else "")
-    if own_data and config is not None and config.data.skip_unreadable:
+    if own_data and trained_on is not None and trained_on.skip_unreadable:
         scenes = Subset(scenes, check_images(scenes, skip_unreadable=True).readable)
     if limit is not None and limit < len(scenes):
         scenes = Subset(scenes, np.sort(random_order(len(scenes), "evaluation limit")[:limit]))
@@ -170,17 +186,25 @@ def _resolved(data: str) -> Path:
 
 
 def _open_teacher(
-    place: FoundAgent, given: str | None, agent: Agent, config: RunConfig | None
+    place: FoundAgent, given: str | None, looker: SceneLooker, config: RunConfig | None
 ) -> tuple[Teacher | None, str]:
     """Opens the teacher asked for, or the run's own; why there is none is the second result."""
     own = None if place.is_borrowed else find_teacher(place.home)
     source = given or (None if own is None else str(own))
     indices = config.class_indices if config is not None else None
     if source is not None:
-        return open_teacher(source, agent.labels, agent.config, indices), ""
+        return open_teacher(source, looker.facts.labels, _like_teacher(looker), indices), ""
     if config is None or config.teacher is None:
         return None, "no teacher: name one with --teacher for the ceiling and the low-resolution baseline"
     try:
-        return open_teacher(config.teacher, agent.labels, agent.config, indices), ""
+        return open_teacher(config.teacher, looker.facts.labels, _like_teacher(looker), indices), ""
     except StamError as error:  # it may have been on another machine; the rest can be measured without it
         return None, f"without a teacher: {error}"
+
+
+def _like_teacher(looker: SceneLooker) -> AgentConfig:
+    """Returns what a teacher's file leaves open: the agent's, or the scenes of another looker."""
+    facts = looker.facts
+    if looker.episodic is not None:
+        return looker.episodic.config
+    return AgentConfig.of_size("tiny", len(facts.labels), image_size=facts.image_size)

@@ -13,7 +13,8 @@ from stam.errors import StamError
 from stam.evaluation.results import Accuracy, Curve, Locations, Readout
 from stam.learning import distributed
 from stam.model.belief import ensemble_log_probabilities
-from stam.model.episode import Trace
+from stam.model.looker import LookTrace
+from stam.scene.grid import Grid
 from stam.shapes import Bool, Float, Int
 
 TOP = 5  # the k of top-k accuracy
@@ -25,8 +26,9 @@ class Outcomes:
 
     Attributes:
         labels: The true classes.
-        locations: Where each glimpse was sensed.
-        ranks: How many classes were rated above the true one, by the ensemble and by each classifier.
+        locations: Where each glimpse was sensed; -1 for a looker without a grid.
+        pixels: Pixels used to classify, so far.
+        ranks: How many classes were rated above the true one, by the ensemble and by each of its classifiers.
         confidences: Probability of the answer, at temperature 1 and calibrated.
         losses: Negative log-probability of the true class, at temperature 1 and calibrated.
         calibrated_correct: Whether the calibrated answer is right.
@@ -34,7 +36,8 @@ class Outcomes:
 
     labels: Int[np.ndarray, " scenes"]
     locations: Int[np.ndarray, "scenes seeds glimpses"]
-    ranks: Int[np.ndarray, "scenes seeds glimpses 3"]
+    pixels: Int[np.ndarray, "scenes seeds glimpses"]
+    ranks: Int[np.ndarray, "scenes seeds glimpses readouts"]
     confidences: Float[np.ndarray, "scenes seeds glimpses 2"]
     losses: Float[np.ndarray, "scenes seeds glimpses 2"]
     calibrated_correct: Bool[np.ndarray, "scenes seeds glimpses"]
@@ -52,45 +55,60 @@ class Outcomes:
         return Outcomes(*(getattr(self, field.name)[scenes] for field in fields(self)))
 
     def accuracy(self) -> Accuracy:
-        """Returns the accuracy after each glimpse, for each seed, of the ensemble and both classifiers."""
-        readouts = []
-        for position in range(3):
+        """Returns the accuracy after each glimpse, for each seed, of the ensemble and of its classifiers."""
+        readouts: list[Readout | None] = []
+        for position in range(self.ranks.shape[-1]):
             ranks = self.ranks[..., position]  # (scenes, seeds, n)
             curves = [Curve.of((ranks < top).mean(axis=0, dtype=np.float64)) for top in (1, TOP)]
             readouts.append(Readout(*curves))
-        return Accuracy(*readouts)
+        return Accuracy(*(readouts if len(readouts) == 3 else [readouts[0], None, None]))  # type: ignore[arg-type]
 
-    def location_counts(self, num_locations: int) -> Locations:
-        """Returns how often each location was sensed at each step."""
+    def mean_pixels(self) -> Float[np.ndarray, " glimpses"]:
+        """Returns the pixels used to classify after each look, the mean over scenes and seeds."""
+        return self.pixels.mean(axis=(0, 1), dtype=np.float64)
+
+    def location_counts(self, grid: Grid | None) -> Locations | None:
+        """Returns how often each location of a grid was sensed at each step."""
+        if grid is None:
+            return None
+        num_locations = grid.num_locations
         steps = np.moveaxis(self.locations, 2, 0).reshape(self.locations.shape[2], -1)  # (n, scenes * seeds)
         counts = [np.bincount(step, minlength=num_locations).tolist() for step in steps]
         return Locations(tuple(tuple(row) for row in counts))
 
 
-def outcomes_of(traces: Iterable[Trace], labels: Int[Tensor, " batch"], temperature: float) -> Outcomes:
+def outcomes_of(traces: Iterable[LookTrace], labels: Int[Tensor, " batch"], temperature: float) -> Outcomes:
     """Scores what an agent did in a batch of scenes, one trace a seed."""
     parts, num_classes = [], 0
     for trace in traces:  # one at a time: together they would fill a GPU's memory
         parts.append(_score(trace, labels, temperature))
-        num_classes = trace.class_logits.shape[-1]
-    ranks, confidences, losses, correct, locations = (
+        num_classes = trace.readouts[0].shape[-1]
+    locations, pixels, ranks, confidences, losses, correct = (
         torch.stack(part, dim=1).cpu().numpy() for part in zip(*parts, strict=True)
     )
     require_ranks(ranks, num_classes)
-    return Outcomes(labels.cpu().numpy(), locations, ranks, confidences, losses, correct)
+    return Outcomes(labels.cpu().numpy(), locations, pixels, ranks, confidences, losses, correct)
 
 
-def _score(trace: Trace, labels: Tensor, temperature: float) -> tuple[Tensor, ...]:
-    each = (trace.class_logits.float(), trace.distill_logits.float())
+def _score(trace: LookTrace, labels: Tensor, temperature: float) -> tuple[Tensor, ...]:
+    each = tuple(logits.float() for logits in trace.readouts)
     plain = ensemble_log_probabilities(*each)  # (B, n, C)
     calibrated = ensemble_log_probabilities(*(logits / temperature for logits in each))
-    ranks = torch.stack([true_rank(scores, labels) for scores in (plain, *each)], dim=-1)
+    rated = (plain, *each) if len(each) > 1 else (plain,)
+    ranks = torch.stack([true_rank(scores, labels) for scores in rated], dim=-1)
     both = torch.stack((plain, calibrated), dim=-1)  # (B, n, C, 2)
     confidences = both.amax(dim=2).exp().clamp_max(1)  # rounding may leave it just above
     truth = labels.view(-1, 1, 1, 1).expand(-1, both.shape[1], 1, 2)
     losses = -both.gather(2, truth).squeeze(2)
     correct = true_rank(calibrated, labels) == 0
-    return ranks, confidences, losses, correct, trace.locations.to(torch.int16)
+    locations = located_on_grid(trace)
+    return locations.to(torch.int16), trace.pixels.to(torch.int32), ranks, confidences, losses, correct
+
+
+def located_on_grid(trace: LookTrace) -> Int[Tensor, "batch glimpses"]:
+    """Returns where on its grid a looker looked; -1 for one without a grid."""
+    nowhere = trace.pixels.new_full(trace.pixels.shape, -1)
+    return getattr(trace, "locations", nowhere)
 
 
 def true_rank(

@@ -15,7 +15,7 @@ from stam.scene.grid import Grid
 from stam.shapes import Float
 
 FORMAT = "stam-evaluation"
-VERSION = "1.2"
+VERSION = "1.3"
 
 Floats = tuple[float, ...]
 
@@ -51,11 +51,14 @@ class Readout:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Accuracy after each glimpse: of the ensemble (Eq. 1) and of each classifier alone."""
+    """Accuracy after each glimpse: of the ensemble (Eq. 1) and of each classifier alone.
+
+    A looker with a single classifier has no others.
+    """
 
     ensemble: Readout
-    class_head: Readout
-    distill_head: Readout
+    class_head: Readout | None
+    distill_head: Readout | None
 
 
 @dataclass(frozen=True)
@@ -284,17 +287,20 @@ class Evaluation:
         seeds: Seeds of the first location (and of a random policy).
         num_glimpses: Glimpses sensed in each scene.
         data: What it was evaluated on.
-        grid: Sizes in pixels: image, glimpse, patch.
-        pixels: Pixels sensed after each of 1..n glimpses.
+        grid: Sizes in pixels: image, glimpse, patch; none for a looker whose glimpses lie on no grid.
+        pixels: Pixels used to classify after each of 1..n glimpses; the mean over scenes, rounded.
         share: Those as a share of the scene.
         accuracy: Accuracy after each glimpse.
         whole_image: The ceiling and the low-resolution baseline, where there is a teacher.
         calibration: The fitted temperature.
         early_exit: Early exit.
-        locations: Histograms of locations.
+        locations: Histograms of locations, on a grid.
         cost: Multiply-adds and latency, where they were asked for.
         settings: The run's settings (recipe, seed, agent, data, training), as its `run.json` has them.
         versions: Of stam, torch and Python.
+        image_size: Height and width of a scene.
+        whole_to_attend: Whether the complete image is used to choose where to look.
+        whole_to_classify: Whether the complete image is used to classify.
     """
 
     format: str
@@ -305,28 +311,49 @@ class Evaluation:
     seeds: tuple[int, ...]
     num_glimpses: int
     data: Data
-    grid: Grid
+    grid: Grid | None
     pixels: tuple[int, ...]
     share: Floats
     accuracy: Accuracy
     whole_image: WholeImage | None
     calibration: Calibration
     early_exit: EarlyExit
-    locations: Locations
+    locations: Locations | None
     cost: Cost | None
     settings: dict[str, Any]
     versions: dict[str, str]
+    image_size: tuple[int, int]
+    whole_to_attend: bool = False
+    whole_to_classify: bool = False
+
+    @property
+    def glimpse_name(self) -> str:
+        """What a glimpse is, in words."""
+        if self.grid is None:
+            return f"looks at {self.image_size[0]}x{self.image_size[1]} scenes"
+        return f"glimpses of {self.grid.glimpse_size[0]}x{self.grid.glimpse_size[1]} pixels"
+
+    def share_after(self, num_glimpses: Any) -> np.ndarray:
+        """Returns the share of the scene after some numbers of glimpses, which may be means."""
+        return np.interp(num_glimpses, np.arange(1, self.num_glimpses + 1), self.share)
 
     def __post_init__(self) -> None:
         """Checks that its parts are of one evaluation: as many glimpses, seeds and locations in each."""
-        count, places = self.num_glimpses, self.grid.num_locations
-        require(1 <= count <= places, f"num_glimpses must be from 1 to {places}, got {count}")
+        count = self.num_glimpses
+        require(count >= 1, f"num_glimpses must be at least 1, got {count}")
+        require(len(self.image_size) == 2, f"image_size must be [height, width], got {self.image_size}")
         require(len(self.seeds) >= 1, "seeds must name at least one")
-        _require_length(count, pixels=self.pixels, share=self.share, locations=self.locations.counts)
-        for step in self.locations.counts:
-            _require_length(places, counts=step)
+        _require_length(count, pixels=self.pixels, share=self.share)
+        both = (self.grid is None) == (self.locations is None)
+        require(both, "locations belong to a grid: a result has both or neither")
+        if self.grid is not None and self.locations is not None:
+            places = self.grid.num_locations
+            require(count <= places, f"num_glimpses must be from 1 to {places}, got {count}")
+            _require_length(count, locations=self.locations.counts)
+            for step in self.locations.counts:
+                _require_length(places, counts=step)
         for readout in vars(self.accuracy).values():
-            for curve in vars(readout).values():
+            for curve in vars(readout).values() if readout is not None else ():
                 _require_length(count, mean=curve.mean, std=curve.std)
                 _require_length(len(self.seeds), per_seed=curve.per_seed)
                 for each in curve.per_seed:
@@ -352,12 +379,17 @@ class Evaluation:
 
     @staticmethod
     def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
-        """Brings a result of version 1.1 up to date, whose policy had its `handover` beside it."""
+        """Brings an earlier result up to date.
+
+        Version 1.1 had its policy's `handover` beside it; up to 1.2 the grid alone had the image size.
+        """
         values = dict(values)
         handover, _ = values.pop("handover", None), values.pop("mirrored", False)
         if handover is not None:
             require(type(handover) is int, "handover must be a whole number or none")
             values["policy"] = f"{values.get('policy')}:{handover}"
+        if isinstance(values.get("grid"), dict):
+            values.setdefault("image_size", values["grid"].get("image_size"))
         return values
 
     def to_json(self) -> str:

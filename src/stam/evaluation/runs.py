@@ -45,15 +45,10 @@ def evaluate_run(
     if opened.note and distributed.rank() == 0:
         print(opened.note, file=sys.stderr)
     plan = dataclasses.replace(plan, resize_size=opened.resize_size)
-    agent, own = opened.agent.to(device), opened.agent.config
-    policy = plan.policy or own.policy
+    agent, own = opened.agent.to(device), opened.agent.facts.policy
+    policy = plan.policy or own
     if store:
-        require(
-            policy == own.policy or (own.has_actor and policy.startswith("learned")),
-            f"--store keeps what is fitted for the agent's own policy, {own.policy}: "
-            f"leave out --policy {policy}",
-        )
-        opened.require_own()
+        opened.require_keeps(policy)
     path = _result_path(opened, plan, out)
     evaluation = evaluate(
         agent,
@@ -146,7 +141,7 @@ def keep_earlier(path: Path, evaluation: Evaluation) -> None:
 def result_name(opened: Opened, plan: EvaluationPlan) -> str:
     """Returns the result's file name: what is otherwise than the run's own is part of it."""
     parts = [Path(EVALUATION_FILE).stem]
-    if plan.policy not in (None, opened.agent.config.policy):
+    if plan.policy not in (None, opened.agent.facts.policy):
         parts.append(str(plan.policy).replace(":", "-"))
     if not opened.own_data:
         parts.append(Path(opened.source).stem)

@@ -4,9 +4,9 @@ Everything random belongs to a (seed, scene), never to a batch or a process: the
 same way whatever the batch size and however many processes share the work.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,38 +18,35 @@ from stam.data.randomness import random_words
 from stam.data.sampler import evaluation_indices
 from stam.data.scenes import Scenes
 from stam.learning import distributed
-from stam.model.episode import Trace
 from stam.model.policy import Decision, Policy, Seen, State
-from stam.model.randomness import Randomness
+from stam.model.randomness import Randomness, RandomSource
 from stam.scene.grid import Grid
 from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD, normalise
 from stam.shapes import Float, Int, UInt8
 
 
-@runtime_checkable
-class LooksAtScenes(Protocol):
-    """What can be evaluated: anything that looks at whole scenes glimpse by glimpse."""
+class SceneRandomness(RandomSource):
+    """Random numbers that belong to a (seed, scene): a scene gets the same ones in whatever batch it is."""
 
-    @property
-    def grid(self) -> Grid:
-        """The geometry of a scene."""
-        ...
+    def __init__(self, indices: Int[np.ndarray, " batch"], seed: int) -> None:
+        super().__init__()
+        self._indices, self._seed, self._calls = indices, seed, 0
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Class names."""
-        ...
+    def uniform(self, shape: tuple[int, ...], device: torch.device, batch_dim: int = 0) -> Tensor:
+        """Returns numbers in [0, 1), others at each call."""
+        others = [size for dim, size in enumerate(shape) if dim != batch_dim]
+        words = self._words(math.prod(others)).reshape(len(self._indices), *others)
+        numbers = torch.from_numpy((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
+        return numbers.movedim(0, batch_dim).to(device)
 
-    def look(
-        self,
-        images: Tensor,
-        num_glimpses: int,
-        first_location: int | Tensor | None = None,
-        policy: Policy | str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Trace:
-        """Looks at scenes and returns what it saw and thought after each glimpse."""
-        ...
+    def integers(self, high: int, batch_size: int, device: torch.device) -> Tensor:
+        """Returns a number from 0 to high - 1 for each scene."""
+        return torch.from_numpy((self._words(1)[:, 0] % high).astype(np.int64)).to(device)
+
+    def _words(self, count: int) -> np.ndarray:
+        self._calls += 1
+        each = [random_words(count, "look", self._seed, self._calls, int(scene)) for scene in self._indices]
+        return np.stack(each) if each else np.zeros((0, count), np.uint64)
 
 
 class SceneOrders(Policy):
@@ -84,13 +81,8 @@ def random_orders(grid: Grid, indices: Int[np.ndarray, " batch"], seed: int) -> 
     return SceneOrders(torch.from_numpy(priorities.astype(np.float32)))
 
 
-OWN = "own"  # what an agent of another kind does when it is left to itself
-
-
-def policy_for(policy: str, grid: Grid, indices: Int[np.ndarray, " batch"], seed: int) -> Policy | str | None:
+def policy_for(policy: str, grid: Grid, indices: Int[np.ndarray, " batch"], seed: int) -> Policy | str:
     """Returns what to give `look` for some scenes: the random policy is pinned to them, any other named."""
-    if policy == OWN:
-        return None
     return random_orders(grid, indices, seed) if policy == "random" else policy
 
 
@@ -117,7 +109,7 @@ class SceneReader:
 
     Attributes:
         scenes: Labelled images.
-        grid: The agent's geometry.
+        image_size: Height and width of the scenes that the agent takes.
         resize_size: The shorter side before the centre crop; `None` resizes straight to the image size.
         batch_size: Scenes at once.
         num_workers: Processes that load.
@@ -128,7 +120,7 @@ class SceneReader:
     """
 
     scenes: Scenes
-    grid: Grid
+    image_size: tuple[int, int]
     resize_size: int | None = None
     batch_size: int = 64
     num_workers: int = 0
@@ -145,7 +137,7 @@ class SceneReader:
         """Yields the scenes in order, with a progress bar on stderr."""
         starts = range(0, len(indices), self.batch_size)
         chunks = [indices[start : start + self.batch_size] for start in starts]
-        view = EvaluationView(self.grid.image_size, self.resize_size)
+        view = EvaluationView(self.image_size, self.resize_size)
         loader = BatchLoader(self.scenes, chunks, view, self.num_workers)
         hidden = None if self.progress and distributed.rank() == 0 else True
         with tqdm(total=len(indices), desc=title, unit="img", disable=hidden) as bar:

@@ -38,25 +38,28 @@ def whole_image_ranks(
     teacher: Teacher,
     images: Float[Tensor, "batch channels height width"],
     labels: Int[Tensor, " batch"],
-    grid: Grid,
+    grid: Grid | None,
     num_glimpses: int,
 ) -> Int[np.ndarray, "batch views"]:
     """Returns the true class's rank: for the whole image, then shrunk to the pixels of 1..n glimpses.
 
-    With `num_glimpses` 0 only the whole image is shown.
+    With `num_glimpses` 0, or without a grid, only the whole image is shown.
     """
     views = [images]
-    views += [low_resolution(images, low_resolution_size(grid, n)) for n in range(1, num_glimpses + 1)]
+    if grid is not None:
+        views += [low_resolution(images, low_resolution_size(grid, n)) for n in range(1, num_glimpses + 1)]
     ranks = torch.stack([true_rank(teacher(view), labels) for view in views], dim=1).cpu().numpy()
     require_ranks(ranks, teacher.num_classes)
     return ranks
 
 
-def describe_whole_image(ranks: Int[np.ndarray, "scenes views"], grid: Grid) -> WholeImage:
+def describe_whole_image(ranks: Int[np.ndarray, "scenes views"], grid: Grid | None) -> WholeImage:
     """Turns ranks into accuracies."""
     top1, top5 = ((ranks < top).mean(axis=0) for top in (1, TOP))
-    shrunk = [
-        LowResolution(n, *low_resolution_size(grid, n), float(top1[n]), float(top5[n]))
-        for n in range(1, ranks.shape[1])
-    ]
+    shrunk = []
+    if grid is not None:
+        shrunk = [
+            LowResolution(n, *low_resolution_size(grid, n), float(top1[n]), float(top5[n]))
+            for n in range(1, ranks.shape[1])
+        ]
     return WholeImage(float(top1[0]), float(top5[0]), tuple(shrunk))

@@ -139,13 +139,15 @@ class GraphedLook:
             return trace.locations, trace.class_logits, trace.distill_logits, trace.probabilities
 
         self._look = GraphedFunction(look)
+        self._grid = agent.grid
 
     @torch.no_grad()
     def __call__(self, images: Tensor, first_location: Tensor, *more: Tensor) -> Trace:
         """Looks at a batch of scenes."""
         outputs = self._look(images, first_location, *more)
         assert outputs is not None
-        return Trace(*outputs)
+        locations, class_logits, distill_logits, probabilities = outputs
+        return Trace(locations, class_logits, distill_logits, probabilities, self._grid)
 
 
 class Pipeline:

@@ -21,7 +21,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from stam.data import BatchLoader, CachedScenes, RawBatch, Scenes, TrainingView, batches, epoch_indices
+from stam.data import (
+    BatchLoader,
+    CachedScenes,
+    PaintedScenes,
+    RawBatch,
+    Scenes,
+    TrainingView,
+    batches,
+    epoch_indices,
+)
 from stam.data.randomness import random_key
 from stam.data.sampler import epoch_size, num_whole_batches
 from stam.errors import StamError
@@ -289,7 +298,13 @@ def restore(learner: Learner, run: RunFolder) -> None:
 def load_batches(
     scenes: Scenes, planned: Iterable[tuple[Place, np.ndarray]], data: DataConfig
 ) -> Iterator[tuple[Place, RawBatch]]:
-    """Loads planned batches ahead of their use; workers go on over the ends of epochs."""
+    """Loads planned batches ahead of their use; workers go on over the ends of epochs.
+
+    Scenes that are painted come from the device itself, fresh ones in each epoch.
+    """
+    if isinstance(scenes, PaintedScenes):
+        yield from ((place, scenes.paint(part, place.epoch)) for place, part in planned)
+        return
     workers = num_workers(data)
     if data.cache:
         cached = CachedScenes(scenes)

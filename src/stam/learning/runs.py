@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from stam.config import AgentConfig, from_plain, to_plain
+from stam.config import from_plain, to_plain
 from stam.data import SplitRecord, load_record, save_record
 from stam.errors import ConfigError, FileError, StamError, require
 from stam.files import make_folder, parse_json, read_json, save_content, write_atomically
 from stam.learning.distributed import is_distributed
-from stam.settings import RunConfig
+from stam.settings import DataConfig, RunConfig
 from stam.weights.locate import RUN_FILE, FoundAgent
 
 try:
@@ -121,8 +121,8 @@ class RunFolder:
         """Where the metrics are."""
         return self.path / "metrics.jsonl"
 
-    def write_record(self, recipe: str, config: RunConfig, split: SplitRecord) -> None:
-        """Writes what the run is, before it begins."""
+    def write_record(self, recipe: str, config: Any, split: SplitRecord) -> None:
+        """Writes what the run is, before it begins: a `RunConfig`, or that of a system of the zoo."""
         record = _record(recipe, config)
         save_record(split, self.path / "split.json")
         save_content(self.record_file, json.dumps(record, indent=2) + "\n")  # with it the run has begun
@@ -150,6 +150,11 @@ class RunFolder:
             yield
         except (FileError, ConfigError) as error:
             raise RunError(f"'{self.record_file}' is damaged: {error}") from error
+
+    def data_config(self) -> DataConfig:
+        """Reads what the run was trained on, whatever was trained."""
+        with self._naming_the_record():
+            return from_plain(DataConfig, self.record()["config"]["data"])
 
     def split(self) -> SplitRecord | None:
         """Reads which images train and which validate."""
@@ -236,7 +241,7 @@ def _is_dead(holder: str) -> bool:
     return False
 
 
-def _record(recipe: str, config: RunConfig) -> dict[str, Any]:
+def _record(recipe: str, config: Any) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -290,14 +295,14 @@ def interruptible() -> Iterator[Interruption]:
             signal.signal(number, handler)
 
 
-def recorded_resize_size(agent: FoundAgent, config: AgentConfig) -> int | None:
+def recorded_resize_size(agent: FoundAgent, own: int | None) -> int | None:
     """Returns what the shorter side of a scene becomes before the centre is cropped, for an agent.
 
-    Its own configuration says it. An agent of an earlier version has it in its run only; one without either
-    takes whole scenes: `None`.
+    Its own configuration says it, `own`. An agent of an earlier version has it in its run only, and so has a
+    system of the zoo; one without either takes whole scenes: `None`.
     """
-    if config.preprocess_size is not None or agent.run is None:
-        return config.preprocess_size
+    if own is not None or agent.run is None:
+        return own
     size = RunFolder(agent.run).record()["config"].get("data", {}).get("resize_size")
     if size is not None and (type(size) is not int or size < 1):
         raise RunError(f"'{agent.run / RUN_FILE}' is damaged: resize_size is {size!r:.40}")

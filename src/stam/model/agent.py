@@ -20,6 +20,7 @@ from stam.model.belief import Belief
 from stam.model.causal import CausalCore
 from stam.model.core import Core, OnePassCore, ReencodingCore
 from stam.model.episode import Step, Trace, rollout, sense_images
+from stam.model.looker import Facts
 from stam.model.policy import Policy, Scorer, make_policy, random_locations, require_policy
 from stam.model.randomness import Randomness
 from stam.scene.grid import Grid
@@ -67,6 +68,32 @@ class Looker:
     def device(self) -> torch.device:
         """Where it computes."""
         return self.positions.device
+
+    @property
+    def facts(self) -> Facts:
+        """What a comparison must know."""
+        return Facts(
+            labels=self.labels,
+            image_size=self.grid.image_size,
+            most_glimpses=self.grid.num_locations,
+            whole_to_attend=False,
+            whole_to_classify=False,
+            policy=self.config.policy,
+            policies=(),  # more than a list of names: `policy` checks them
+            mean=self.config.mean,
+            std=self.config.std,
+            grid=self.grid,
+            resize_size=self.config.preprocess_size,
+        )
+
+    @property
+    def episodic(self) -> "Looker":
+        """Its own episode can be run step by step."""
+        return self
+
+    def ready(self, fast: bool = True) -> "Looker":
+        """Returns the agent ready to look often: here itself."""
+        return self
 
     def remember(
         self,
@@ -136,7 +163,7 @@ class Looker:
         num_glimpses: int,
         first_location: int | Int[Tensor, " batch"] | None = None,
         policy: Policy | str | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
         on_step: Callable[[Step], None] | None = None,
     ) -> Trace:
         """Looks at scenes glimpse by glimpse and returns what it saw and thought.
@@ -172,7 +199,7 @@ class Looker:
             steps.append((step.location, step.belief))
             if on_step is not None:
                 on_step(step)
-        return Trace.of(steps, self.config.temperature)
+        return Trace.of(steps, self.grid, self.config.temperature)
 
     @contextmanager
     def _looking(self) -> Iterator["Looker"]:
@@ -180,7 +207,7 @@ class Looker:
         yield self
 
     def _first_locations(
-        self, given: int | Tensor | None, batch_size: int, generator: torch.Generator | None
+        self, given: int | Tensor | None, batch_size: int, generator: Randomness
     ) -> Int[Tensor, " batch"]:
         if given is None:
             return random_locations(self.grid, batch_size, self.device, generator)
@@ -283,6 +310,12 @@ class Agent(Looker, nn.Module):
 
         self._kept = prepare_again(self, self._kept)
         return self._kept.looker
+
+    def ready(self, fast: bool = True) -> Looker:
+        """Returns the agent ready to look often; without `fast` its plain modules compute."""
+        from stam.fast import prepare
+
+        return prepare(self, fast)
 
     @contextmanager
     def _looking(self) -> Iterator[Looker]:

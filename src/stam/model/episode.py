@@ -149,12 +149,14 @@ class Trace:
         class_logits: Logits of classifier G.
         distill_logits: Logits of classifier D.
         probabilities: Ensemble probabilities, calibrated if the agent is.
+        grid: Where glimpses lie.
     """
 
     locations: Int[Tensor, "batch glimpses"]
     class_logits: Float[Tensor, "batch glimpses classes"]
     distill_logits: Float[Tensor, "batch glimpses classes"]
     probabilities: Float[Tensor, "batch glimpses classes"]
+    grid: Grid
 
     @property
     def predictions(self) -> Int[Tensor, "batch glimpses"]:
@@ -166,8 +168,33 @@ class Trace:
         """The probability of that class."""
         return self.probabilities.amax(dim=-1)
 
+    @property
+    def readouts(self) -> tuple[Float[Tensor, "batch glimpses classes"], ...]:
+        """Logits of both classifiers; the mean of their probabilities is the answer."""
+        return self.class_logits, self.distill_logits
+
+    @property
+    def boxes(self) -> Float[Tensor, "batch glimpses 1 4"]:
+        """Top, left, bottom and right of each glimpse, as shares of the scene."""
+        rows = self.locations.div(self.grid.columns, rounding_mode="floor")
+        columns = self.locations % self.grid.columns
+        corners = torch.stack((rows, columns, rows + 1, columns + 1), dim=-1).float()
+        counts = corners.new_tensor([self.grid.rows, self.grid.columns] * 2)
+        return (corners / counts).unsqueeze(2)
+
+    @property
+    def sizes(self) -> Int[Tensor, "glimpses 1 2"]:
+        """Height and width of each glimpse in pixels."""
+        return torch.tensor(self.grid.glimpse_size).expand(self.locations.shape[1], 1, 2)
+
+    @property
+    def pixels(self) -> Int[Tensor, "batch glimpses"]:
+        """Pixels sensed after each glimpse."""
+        counts = torch.arange(1, self.locations.shape[1] + 1, device=self.locations.device)
+        return (counts * self.grid.glimpse_area).expand_as(self.locations)
+
     @classmethod
-    def of(cls, steps: list[tuple[Tensor, Belief]], temperature: float = 1.0) -> "Trace":
+    def of(cls, steps: list[tuple[Tensor, Belief]], grid: Grid, temperature: float = 1.0) -> "Trace":
         """Puts together where each glimpse was sensed and what was believed after it."""
         beliefs = [belief for _, belief in steps]
         return cls(
@@ -175,4 +202,5 @@ class Trace:
             class_logits=torch.stack([belief.class_logits for belief in beliefs], dim=1),
             distill_logits=torch.stack([belief.distill_logits for belief in beliefs], dim=1),
             probabilities=torch.stack([belief.probabilities(temperature) for belief in beliefs], dim=1),
+            grid=grid,
         )

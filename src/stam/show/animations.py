@@ -24,7 +24,7 @@ _BARS = 44  # pixels of a bar that is certain
 
 def draw_animation(story: Story) -> list[Image.Image]:
     """Draws the frames of an animation: the cover, then one frame for each glimpse."""
-    return [_draw_step(story, count) for count in range(len(story.locations) + 1)]
+    return [_draw_step(story, count) for count in range(story.num_glimpses + 1)]
 
 
 def _draw_step(story: Story, count: int) -> Image.Image:
@@ -41,7 +41,7 @@ def _draw_step(story: Story, count: int) -> Image.Image:
     else:
         write(draw, (GAP, below + 4), name, 20, SOFT, _STAGE)
     _draw_confidences(draw, story, count, below + 38)
-    words = f"{count} glimpse{'s' if count != 1 else ''}, {count / story.grid.num_locations:.0%} of the scene"
+    words = f"{count} glimpse{'s' if count != 1 else ''}, {story.share(count):.0%} of the scene"
     write(draw, (GAP, below + _BARS + 46), words, 14, SOFT)
     if count and story.right is not None:
         write(draw, (GAP + _STAGE, below + _BARS + 46), name, 14, SOFT, _STAGE // 2, anchor="ra")
@@ -50,7 +50,7 @@ def _draw_step(story: Story, count: int) -> Image.Image:
 
 def _draw_confidences(draw: ImageDraw.ImageDraw, story: Story, count: int, top: int) -> None:
     """Draws the confidence after each glimpse so far as a bar; glimpses to come are empty bars."""
-    total = len(story.locations)
+    total = story.num_glimpses
     step = min(_STAGE / total, 48)
     for index in range(total):
         left, right = GAP + round(index * step), GAP + round((index + 1) * step) - 3

@@ -34,32 +34,68 @@ GAP = 14
 
 
 @dataclass(frozen=True)
+class View:
+    """A rectangle of the scene that was sensed.
+
+    Attributes:
+        box: Top, left, bottom and right, as shares of the scene.
+        size: Height and width in pixels it was sensed at.
+    """
+
+    box: tuple[float, float, float, float]
+    size: tuple[int, int]
+
+
+def views_of(boxes: np.ndarray, sizes: np.ndarray) -> list[list[View]]:
+    """Returns the views of each look, from boxes (looks, parts, 4) and sizes (looks, parts, 2)."""
+    return [
+        [View(tuple(box), tuple(size)) for box, size in zip(*look, strict=True) if box[2] > box[0]]
+        for look in zip(boxes.tolist(), sizes.tolist(), strict=True)
+    ]
+
+
+@dataclass(frozen=True)
 class Story:
     """What an agent looked at in one scene, and what it said after each glimpse.
 
     Attributes:
         name: What to call the scene; its true class where `right` is given.
         image: The whole scene; only what was looked at is drawn.
-        grid: Where glimpses lie.
+        grid: Where glimpses lie; without one, `views` says what was sensed.
         locations: Grid index of each glimpse.
         labels: The most likely label after each glimpse.
         confidences: Its probability.
         right: Whether it is the true class; `None` where that is not known.
+        views: What each look sensed, where there is no grid.
+        shares: Pixels sensed so far, as shares of the scene's, where there is no grid.
     """
 
     name: str
     image: UInt8[np.ndarray, "height width 3"]
-    grid: Grid
+    grid: Grid | None
     locations: Sequence[int]
     labels: Sequence[str]
     confidences: Sequence[float]
     right: Sequence[bool] | None = None
+    views: Sequence[Sequence[View]] = ()
+    shares: Sequence[float] = ()
+
+    @property
+    def num_glimpses(self) -> int:
+        """How often the agent looked."""
+        return len(self.labels)
+
+    def share(self, count: int) -> float:
+        """Returns the share of the scene sensed after so many glimpses."""
+        if self.grid is not None:
+            return count / self.grid.num_locations
+        return self.shares[count - 1] if count else 0.0
 
     def colour(self, count: int) -> Colour:
         """Returns the colour of the answer after so many glimpses."""
         if self.right is not None:
             return RIGHT if self.right[count - 1] else WRONG
-        return ACCENT if count == len(self.locations) else INK
+        return ACCENT if count == self.num_glimpses else INK
 
     def bar_colour(self, count: int) -> Colour:
         """Returns the colour of its confidence, which stands back where the answer is plain text."""
@@ -67,16 +103,16 @@ class Story:
         return SOFT if colour == INK else colour
 
 
-def is_enlarged(grid: Grid, longer_side: int) -> bool:
+def is_enlarged(image: np.ndarray, longer_side: int) -> bool:
     """Returns whether a frame of this size shows the pixels of the scene as squares."""
-    return longer_side >= 2 * max(grid.image_size)
+    return longer_side >= 2 * max(image.shape[:2])
 
 
 def draw_scene(story: Story, longer_side: int = _TILE) -> Image.Image:
     """Draws the whole scene."""
-    height, width = story.grid.image_size
+    height, width = story.image.shape[:2]
     scale = longer_side / max(height, width)
-    exact = is_enlarged(story.grid, longer_side)
+    exact = is_enlarged(story.image, longer_side)
     sampling = Image.Resampling.NEAREST if exact else Image.Resampling.BICUBIC
     return Image.fromarray(story.image).resize((round(width * scale), round(height * scale)), sampling)
 
@@ -95,6 +131,8 @@ def draw_frame(
         longer_side: Pixels of the frame's longer side.
         colours: A colour for each location not seen yet, as of a policy map; the next glimpse is framed then.
     """
+    if story.grid is None:
+        return _draw_views(story, num_glimpses, longer_side)
     scale = longer_side / max(story.grid.image_size)
     scene = draw_scene(story, longer_side)
     frame = Image.new("RGBA", scene.size)
@@ -113,6 +151,38 @@ def draw_frame(
     if num_glimpses:
         _outline(frame, _scaled_box(story.grid, story.locations[num_glimpses - 1], scale), NEWEST)
     return frame
+
+
+def _draw_views(story: Story, num_glimpses: int, longer_side: int) -> Image.Image:
+    """Draws what was sensed, each part as coarse as it was; sharper parts lie over coarser ones."""
+    scene = draw_scene(story, longer_side)
+    frame = Image.new("RGBA", scene.size)
+    seen = [view for look in story.views[:num_glimpses] for view in look]
+    original = Image.fromarray(story.image)
+    exact = is_enlarged(story.image, longer_side)
+    sampling = Image.Resampling.NEAREST if exact else Image.Resampling.BILINEAR
+    for view in sorted(seen, key=_sharpness):
+        left, top, right, bottom = box = _pixels_of(view, frame.size)
+        inside = _pixels_of(view, original.size)
+        if right > left and bottom > top:
+            sensed = original.crop(inside).resize(view.size[::-1], Image.Resampling.BOX)
+            frame.paste(sensed.resize((right - left, bottom - top), sampling), box[:2])
+    for view in story.views[num_glimpses - 1] if num_glimpses else ():
+        _outline(frame, _pixels_of(view, frame.size), NEWEST)
+    return frame
+
+
+def _sharpness(view: View) -> float:
+    """Returns how many pixels a view has for each part of the scene."""
+    top, left, bottom, right = view.box
+    return view.size[0] * view.size[1] / ((bottom - top) * (right - left))
+
+
+def _pixels_of(view: View, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Returns left, top, right and bottom in a picture of (width, height); what lies outside is cut off."""
+    top, left, bottom, right = (min(max(side, 0.0), 1.0) for side in view.box)
+    width, height = size
+    return round(left * width), round(top * height), round(right * width), round(bottom * height)
 
 
 def _scaled_box(grid: Grid, location: int, scale: float) -> tuple[int, int, int, int]:
@@ -177,14 +247,14 @@ def draw_strip(stories: Sequence[Story], most_frames: int = 8) -> Image.Image:
 
 
 def _draw_row(story: Story, most_frames: int) -> Image.Image:
-    counts = strip_counts(len(story.locations), most_frames)
+    counts = strip_counts(story.num_glimpses, most_frames)
     frames = [draw_frame(story, count) for count in counts]
     width, height = frames[0].size
     row = Image.new("RGB", (GAP + max(3, len(frames)) * (width + GAP), height + 34 + 46 + GAP), PAPER)
     draw = ImageDraw.Draw(row)
-    share = len(story.locations) / story.grid.num_locations
+    share = story.share(story.num_glimpses)
     write(draw, (GAP, 9), story.name, 15, INK, width=width * 2)
-    verdict = f"{len(story.locations)} glimpses, {share:.0%} of the scene"
+    verdict = f"{story.num_glimpses} glimpses, {share:.0%} of the scene"
     write(draw, (GAP + 2 * (width + GAP), 9), verdict, 15, SOFT)
     for index, (count, frame) in enumerate(zip(counts, frames, strict=True)):
         left, below = GAP + index * (width + GAP), 34 + height + 6

@@ -190,6 +190,11 @@ def _read_record(folder: Path, kind: str, part: str) -> Any:
     if not isinstance(record, dict) or "format" not in record:
         raise WeightsError(f"'{file}' is not a configuration of ours: it lacks 'format'")
     found, version = record["format"], str(record.get("format_version"))
+    if found == "stam-zoo":
+        raise WeightsError(
+            f"'{folder}' is a system of the zoo, not an agent: stam.zoo.load opens it, and stam evaluate, "
+            "compare, figures and predict take it"
+        )
     if found != kind:
         raise WeightsError(f"'{folder}' is a {found!s:.40}, not a {kind}")
     if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:

@@ -62,7 +62,8 @@ def differences(comparison: Comparison, theme: Theme = LIGHT, spread: float = 1.
     dress(axes, theme, X_LABELS["glimpses" if count else "share"], "gain in accuracy\n(percentage points)")
     axes.axhline(0, color=theme.muted, linewidth=1)
     baselines = {each.baseline for each in comparison.differences}
-    scale = comparison.evaluations[0].grid.num_locations if count else 100
+    grid = comparison.evaluations[0].grid
+    scale = grid.num_locations if count and grid is not None else 100
     for each in comparison.differences:
         position = comparison.names.index(each.name)  # a run keeps its colour in all pictures
         at = scale * np.array(each.share)
@@ -84,7 +85,7 @@ def early_exits(comparison: Comparison, theme: Theme = LIGHT) -> Figure:
     dress(axes, theme, "mean share of the scene sensed (%)", "top-1 accuracy (%)", "early exit")
     for position, (name, evaluation) in enumerate(zip(comparison.names, comparison.evaluations, strict=True)):
         sweep = evaluation.early_exit.calibrated
-        share = 100 * np.array(sweep.mean_glimpses) / evaluation.grid.num_locations
+        share = 100 * evaluation.share_after(sweep.mean_glimpses)
         colour, line = theme.colours[position % len(theme.colours)], LINES[position % len(LINES)]
         axes.plot(
             share, 100 * np.array(sweep.accuracy), color=colour, linestyle=line, linewidth=1.8, label=name

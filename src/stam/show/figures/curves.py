@@ -84,6 +84,8 @@ def count_axis(axes: Axes, at: np.ndarray, x: str) -> None:
 
 
 def _share_on_top(axes: Axes, evaluation: Evaluation, theme: Theme) -> None:
+    if evaluation.grid is None:  # looks may differ in size
+        return
     scale = 100 / evaluation.grid.num_locations
     top = axes.secondary_xaxis(
         "top", functions=(lambda n: np.asarray(n) * scale, lambda share: np.asarray(share) / scale)
@@ -93,8 +95,10 @@ def _share_on_top(axes: Axes, evaluation: Evaluation, theme: Theme) -> None:
     top.spines["top"].set_color(theme.grid)
 
 
-def readouts(evaluation: Evaluation, theme: Theme = LIGHT, spread: float = SPREAD) -> Figure:
-    """Top-1 and top-5 accuracy of the ensemble and of each classifier."""
+def readouts(evaluation: Evaluation, theme: Theme = LIGHT, spread: float = SPREAD) -> Figure | None:
+    """Top-1 and top-5 accuracy of the ensemble and of each classifier; `None` where there is only one."""
+    if evaluation.accuracy.class_head is None:
+        return None
     figure, ((upper,), (lower,)) = new_figure(COLUMN, 4.6, 2, 1, sharex=True)
     at = x_values(evaluation, "glimpses")
     each = {

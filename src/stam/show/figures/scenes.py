@@ -13,7 +13,7 @@ from PIL import Image
 from stam.evaluation.examples import Example
 from stam.evaluation.results import Evaluation
 from stam.show.figures.style import HEAT, LIGHT, PAGE, SMALL, Theme, new_figure
-from stam.show.pictures import Story, draw_frame, draw_scene
+from stam.show.pictures import Story, draw_frame, draw_scene, views_of
 
 RIGHT, WRONG = "✓", "✗"
 _FINE = 336  # pixels of a frame's longer side, enough for print
@@ -32,14 +32,18 @@ def story_of(example: Example, num_glimpses: int | None = None) -> Story:
         labels=[names[prediction] for prediction in example.predictions[kept].tolist()],
         confidences=example.confidences[kept].tolist(),
         right=example.is_right[kept].tolist(),
+        views=views_of(example.boxes[kept], example.sizes[kept]),
+        shares=(example.pixels[kept] / np.prod(example.image.shape[:2])).tolist(),
     )
 
 
 def location_histograms(
     evaluation: Evaluation, num_steps: int = 21, theme: Theme = LIGHT, columns: int = 7
-) -> Figure:
+) -> Figure | None:
     """How often each location is sensed at each step, one panel a step (the paper's Figure 5)."""
     grid = evaluation.grid
+    if grid is None or evaluation.locations is None:
+        return None
     counts = np.array(evaluation.locations.counts, dtype=float)[:num_steps]
     share = 100 * counts / counts.sum(axis=1, keepdims=True)
     columns = min(columns, len(share))
@@ -111,9 +115,9 @@ def trajectory(
         columns: Pictures in a row.
     """
     story = story_of(example)
-    shown = list(steps or range(1, min(len(story.locations), 2 * columns - 1) + 1))
+    shown = list(steps or range(1, min(story.num_glimpses, 2 * columns - 1) + 1))
     rows = -(-(len(shown) + 1) // columns)
-    aspect = example.grid.image_size[0] / example.grid.image_size[1]
+    aspect = example.image.shape[0] / example.image.shape[1]
     figure, panels = new_figure(PAGE, rows * (PAGE / columns * aspect + 0.5), rows, columns)
     for axes in panels.flat[len(shown) + 1 :]:
         axes.set_visible(False)
@@ -160,7 +164,7 @@ def policy_maps(
         return None
     columns = min(columns, len(shown))
     rows = -(-len(shown) // columns)
-    aspect = example.grid.image_size[0] / example.grid.image_size[1]
+    aspect = example.image.shape[0] / example.image.shape[1]
     width = 4.6
     figure, panels = new_figure(width, rows * (width / columns * aspect + 0.25) + 0.55, rows, columns)
     highest = highest_chance(example, shown)

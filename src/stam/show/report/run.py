@@ -50,10 +50,10 @@ def run_report(
 
 def _lead(evaluation: Evaluation) -> str:
     data, grid = evaluation.data, evaluation.grid
-    height, width = grid.glimpse_size
+    cut = "" if grid is None else f"{grid.rows}x{grid.columns} "
     return (
         f"{count_of(data.num_scenes, 'scene')} of {data.source}, {len(data.classes)} classes; "
-        f"{grid.rows}x{grid.columns} glimpses of {height}x{width} pixels; {evaluation.way_of_looking}; "
+        f"{cut}{evaluation.glimpse_name}; {evaluation.way_of_looking}; "
         f"{count_of(len(evaluation.seeds), 'seed')} of the first location."
     )
 
@@ -122,8 +122,9 @@ def _accuracy_table(evaluation: Evaluation) -> str:
 
 def _readout_table(evaluation: Evaluation) -> str:
     each = evaluation.accuracy
-    sides = (each.ensemble, each.class_head, each.distill_head)
-    names = ("ensemble", "class", "distillation")
+    named = {"ensemble": each.ensemble, "class": each.class_head, "distillation": each.distill_head}
+    names = [name for name, side in named.items() if side is not None]
+    sides = [named[name] for name in names]
     head = ["glimpses", *(f"{name} {top} %" for top in ("top-1", "top-5") for name in names)]
     rows = [
         [n + 1, *(number(getattr(side, top).mean[n]) for top in ("top1", "top5") for side in sides)]
@@ -201,10 +202,12 @@ def _bins(side: Reliability) -> list[list[str]]:
 
 
 def _looking(evaluation: Evaluation, examples: Sequence[Example], charts: Charts) -> str:
-    head = ["glimpse", *(str(location) for location in range(evaluation.grid.num_locations))]
-    rows = [[step, *row] for step, row in enumerate(evaluation.locations.counts, start=1)]
-    caption = "How often each location is sensed at each glimpse; the first one is random."
-    found = cards(charts.card("locations", caption, table(head, rows)))
+    found = ""
+    if evaluation.grid is not None and evaluation.locations is not None:
+        head = ["glimpse", *(str(location) for location in range(evaluation.grid.num_locations))]
+        rows = [[step, *row] for step, row in enumerate(evaluation.locations.counts, start=1)]
+        caption = "How often each location is sensed at each glimpse; the first one is random."
+        found = cards(charts.card("locations", caption, table(head, rows)))
     if not examples:
         return found
     text = (

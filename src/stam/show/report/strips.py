@@ -29,7 +29,7 @@ def example_strip(example: Example, number: int) -> str:
     whole = draw_scene(story, _SIDE)
     words = f'<span class="count">the scene</span><span class="answer">{truth}</span>'
     items.append(_item(example, whole, "the scene", words))
-    for count in range(1, min(_STRIP_STEPS, len(story.locations)) + 1):
+    for count in range(1, min(_STRIP_STEPS, story.num_glimpses) + 1):
         kind, mark = ("right", scenes.RIGHT) if example.is_right[count - 1] else ("wrong", scenes.WRONG)
         answer = f'<span class="answer {kind}">{mark} {escape(story.labels[count - 1])}</span>'
         words = f'<span class="count">{count}</span>{answer}{100 * story.confidences[count - 1]:.0f} %'
@@ -47,7 +47,7 @@ def _strip(items: Iterable[str]) -> str:
 
 
 def _item(example: Example, frame: Image.Image, label: str, words: str) -> str:
-    exact = is_enlarged(example.grid, _SIDE)
+    exact = is_enlarged(example.image, _SIDE)
     return f'<div><img src="{_image_uri(frame, exact)}" alt="{label}">{words}</div>'
 
 

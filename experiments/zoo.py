@@ -1,0 +1,242 @@
+"""Trains systems of the zoo for some seconds each on one GPU; prints a table of all trained so far.
+
+    python experiments/zoo.py mnist.npz --seconds 200 --out runs/clutter --systems ram dram
+    python experiments/zoo.py 'imagenette-*.tar' --init deit_tiny.safetensors --out runs/imagenette
+    python experiments/zoo.py aid.tar --init deit_tiny.safetensors --seconds 60 --out runs/aid
+
+A short probe of every stage says how many epochs fit into the seconds. Weights after the last update are
+evaluated, so the test scenes select nothing. Photographs to train on lie on the GPU, digits are painted
+there. Every system is evaluated with its own policy and, where it has one, with the random policy;
+`stn-even` is STN's classifier without its sampler. OUT/NAME is a run that `stam evaluate` and `stam
+figures` take, OUT/NAME.json a result that `stam compare` takes. The table at the end has all results in
+OUT, those of earlier calls too.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stam.data import (
+    BatchLoader,
+    CachedScenes,
+    ClutteredScenes,
+    PaintedScenes,
+    RawBatch,
+    Scenes,
+    Splits,
+    Subset,
+    open_scenes,
+)
+from stam.evaluation import EvaluationPlan, evaluate, load_evaluation, save_evaluation
+from stam.evaluation.timing import synchronise
+from stam.learning.loop import Place
+from stam.learning.runs import RunFolder
+from stam.weights.locate import NOTHING
+from stam.zoo import SYSTEMS, System
+from stam.zoo.training import SystemLearner, ZooConfig, default_config, start, train_system, with_classes
+
+EVEN = "stn-even"
+WARM_UP, TIMED = 3, 5  # batches of a probe: the first compile, the second is captured
+
+
+class OnDevice:
+    """Images of one size that lie on a device, so that a batch costs nothing to load."""
+
+    def __init__(self, scenes: Scenes, device: torch.device) -> None:
+        images = np.stack([scenes.load(index) for index in range(len(scenes))])
+        self.classes, self.labels = scenes.classes, scenes.labels
+        self._images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(device)
+        self._labels = torch.from_numpy(scenes.labels).to(device)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def load(self, index: int, decode_size: int | None = None) -> np.ndarray:
+        """Returns one image."""
+        return self._images[index].permute(1, 2, 0).cpu().numpy()
+
+    def paint(self, indices: np.ndarray, epoch: int = 0) -> RawBatch:
+        """Returns some images, without a copy from the host."""
+        chosen = torch.from_numpy(indices).to(self._labels.device)
+        sizes = torch.tensor(self._images.shape[2:]).expand(len(indices), 2)
+        return RawBatch(self._images[chosen], sizes, self._labels[chosen], torch.from_numpy(indices))
+
+
+def on_device(splits: Splits, device: torch.device, workers: int) -> Splits:
+    """Decodes all photographs once; those to train on go to the device if they are of one size."""
+    if isinstance(splits.train, ClutteredScenes):
+        return splits
+    train, val = CachedScenes(splits.train), CachedScenes(splits.val)
+    for part in (train, val):
+        part.fill(None, workers, progress=False)
+    one_size = len({train.load(index).shape for index in range(len(train))}) == 1
+    return Splits(OnDevice(train, device) if one_size else train, val, splits.record)
+
+
+def first_batches(scenes: Scenes, config: ZooConfig, device: torch.device) -> Iterator[RawBatch]:
+    """Yields the first batch over and over, made each time as in training."""
+    indices = np.arange(config.training.batch_size)
+    if isinstance(scenes, ClutteredScenes):
+        scenes = scenes.to(device)
+    while True:
+        if isinstance(scenes, PaintedScenes):
+            yield scenes.paint(indices)
+        else:
+            yield from BatchLoader(scenes, [indices])
+
+
+def configure(name: str, given: argparse.Namespace, classes: tuple[str, ...]) -> ZooConfig:
+    config = default_config("stn" if name == EVEN else name, given.data)
+    system = dataclasses.replace(config.system, **given.set)
+    if name == EVEN:
+        system = dataclasses.replace(system, sampler=False)  # type: ignore[call-arg]
+    grey = isinstance(given.opened.train, ClutteredScenes)
+    training = dataclasses.replace(
+        config.training,
+        batch_size=given.batch_size or (1024 if grey else 256),
+        lr=given.lr,
+        seed=given.seed,
+        device=given.device,
+        validate_every=1_000_000,
+        validation_images=256,
+        save_minutes=1_000.0,
+    )
+    data = dataclasses.replace(config.data, check=False, resize_size=None, num_workers=given.workers)
+    takes = hasattr(system, "backbone") and system.backbone != "conv"
+    init = given.init if takes else NOTHING
+    return with_classes(ZooConfig(config.name, system, data, training, init), classes)
+
+
+def seconds_a_batch(config: ZooConfig, splits: Splits) -> float:
+    """Trains a throw-away copy for a few batches of each stage."""
+    learner = SystemLearner(config, start(config), len(splits.train), splits.val)
+    made = first_batches(splits.train, config, learner.device)
+    stages = learner.system.stages
+    taken = 0.0
+    for number, stage in enumerate(stages):
+        learner.ends = [0] * number + [10**9] * (len(stages) - number)
+        for batch in range(WARM_UP + TIMED):
+            if batch == WARM_UP:
+                synchronise(learner.device)
+                began = time.monotonic()
+            learner.train_batch(Place(0, batch, False), next(made))
+        synchronise(learner.device)
+        taken += (time.monotonic() - began) / TIMED * stage.share / sum(each.share for each in stages)
+    return taken
+
+
+def train(name: str, given: argparse.Namespace) -> None:
+    splits = given.opened
+    config = configure(name, given, tuple(splits.train.classes))
+    began = time.monotonic()
+    each = seconds_a_batch(config, splits)
+    an_epoch = max(len(splits.train) // config.training.batch_size, 1)
+    epochs = max(1, int(given.seconds / each / an_epoch)) if given.epochs is None else given.epochs
+    config = dataclasses.replace(config, training=dataclasses.replace(config.training, epochs=epochs))
+    print(
+        f"{name}: {1000 * each:.2f} ms a batch of {config.training.batch_size}, {epochs} epochs; "
+        f"probed in {time.monotonic() - began:.0f} s",
+        flush=True,
+    )
+    folder = RunFolder.create(given.out / name)
+    folder.write_record(name, config, splits.record)
+    began = time.monotonic()
+    system = train_system(folder, config, start(config), splits)
+    seconds = time.monotonic() - began
+    measure(name, system, config, given, {"seconds": seconds, "epochs": epochs})
+
+
+def measure(name: str, system: System, config: ZooConfig, given: argparse.Namespace, more: dict) -> None:
+    for policy in system.policies:
+        plan = EvaluationPlan(
+            num_seeds=given.seeds,
+            policy=policy,
+            batch_size=256,
+            num_workers=given.workers,
+            cost=False,
+            precision="auto" if system.backbones() and config.system.grey is False else "float32",
+        )
+        result = evaluate(
+            system,
+            given.opened.val,
+            plan,
+            source=Path(given.data).name,
+            name=name if policy == "learned" else f"{name}, {policy}",
+            settings={"recipe": name, "seed": config.training.seed, "measured": more}
+            | {"config": json.loads(json.dumps(dataclasses.asdict(config)))},
+            progress=False,
+        )
+        suffix = "" if policy == "learned" else f"-{policy}"
+        save_evaluation(result, given.out / f"{name}{suffix}.json")
+    print(f"{name}: trained {more['seconds']:.0f} s; {line_of(given.out, name)}", flush=True)
+
+
+def line_of(out: Path, name: str) -> str:
+    """Returns a row of the table: what the paper's Table 1 has, and the random policy beside it."""
+    found = load_evaluation(out / f"{name}.json")
+    other = out / f"{name}-random.json"
+    random = f"{100 * load_evaluation(other).accuracy.ensemble.top1.mean[-1]:.2f}" if other.is_file() else ""
+    top1 = found.accuracy.ensemble.top1
+    answers = ["yes" if each else "no" for each in (found.whole_to_attend, found.whole_to_classify)]
+    curve = " ".join(f"{100 * value:.1f}" for value in top1.mean)
+    right, pixels = f"{100 * top1.mean[-1]:.2f}", f"{found.pixels[-1]:,}"
+    seconds = f"{found.settings.get('measured', {}).get('seconds', 0):.0f}"
+    return f"| {' | '.join((name, *answers, pixels, right, random, seconds, curve))} |"
+
+
+HEAD = (
+    "system",
+    "whole to attend",
+    "to classify",
+    "pixels",
+    "accuracy %",
+    "random %",
+    "s",
+    "after each look",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", help="digits in an .npz file, a folder of class folders, or tar shards")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--systems", nargs="*", default=[*SYSTEMS], help=f"of {', '.join(SYSTEMS)}, {EVEN}")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of training, for each system")
+    parser.add_argument("--epochs", type=int, help="epochs instead of seconds")
+    parser.add_argument("--init", default=NOTHING, help="a DeiT-Tiny's weights, for systems on photographs")
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="of the evaluation, for systems that begin at random"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--limit", type=int, help="of the scenes to evaluate, for a try")
+    parser.add_argument("--set", type=json.loads, default={}, help='settings, such as {"location_std": 0.2}')
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() and given.device == "auto" else "cpu")
+    given.opened = on_device(open_scenes(given.data), device, given.workers)
+    if given.limit is not None:
+        chosen = np.linspace(0, len(given.opened.val) - 1, given.limit).astype(np.int64)
+        given.opened = dataclasses.replace(given.opened, val=Subset(given.opened.val, chosen))
+    for name in given.systems:
+        train(name, given)
+    print(f"\n| {' | '.join(HEAD)} |")
+    print("|---|---|---|--:|--:|--:|--:|---|")
+    for name in sorted(file.stem for file in given.out.glob("*.json")):
+        if not name.endswith("-random"):
+            print(line_of(given.out, name))
+
+
+if __name__ == "__main__":
+    main()

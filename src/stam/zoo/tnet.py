@@ -1,0 +1,148 @@
+"""TNet: Papadopoulos, Korus, Memon, "Hard-Attention for Scalable Image Classification", NeurIPS 2021.
+
+The whole scene at low resolution gives features and, from its feature map, a rating of every cell of a
+grid. The best cells are then sensed at full resolution. The features of all looks, each with the position
+it was sensed at, are averaged and classified. The location module is trained by REINFORCE; every feature
+vector is also classified alone, which keeps each of them useful.
+
+Departs from the paper:
+- one level of attention, where the paper can go into the cells of cells;
+- one encoder serves the whole view and the cells, but with normalisation of their own only where DeiT has
+  it;
+- the classifier is trained after every look, so that each number can be evaluated;
+- the baseline of REINFORCE is the batch's mean reward.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stam.errors import require
+from stam.model.looker import SceneTrace
+from stam.model.randomness import RandomSource
+from stam.shapes import Float, Int
+from stam.zoo.backbone import Backbone
+from stam.zoo.sensing import crop_boxes, crops, grid_places, inside, shrunk, whole_boxes
+from stam.zoo.system import LEARNED, RANDOM, Stage, System, SystemConfig, is_right, sample
+
+
+@dataclass(frozen=True)
+class TnetConfig(SystemConfig):
+    """TNet's settings.
+
+    Attributes:
+        glimpse_size: Pixels of the whole view, and of a cell.
+        num_cells: Cells in a row, and rows; they overlap so as to cover the scene.
+        location_width: Width of the location module.
+        feature_weight: Weight of the loss of each feature vector alone.
+        policy_weight: Weight of REINFORCE.
+        num_glimpses: The whole view and the cells after it.
+        backbone: The encoder: conv or deit-tiny.
+    """
+
+    glimpse_size: int = 77
+    num_cells: int = 5
+    location_width: int = 128
+    feature_weight: float = 0.3
+    policy_weight: float = 0.1
+    num_glimpses: int = 6
+    backbone: str = "deit-tiny"
+
+    clutter: ClassVar[dict[str, Any]] = {"glimpse_size": 20, "num_glimpses": 4, "backbone": "conv"}
+
+    def __post_init__(self) -> None:
+        """Checks that there are cells enough."""
+        super().__post_init__()
+        most = 1 + self.num_cells**2
+        require(self.num_glimpses <= most, f"num_glimpses {self.num_glimpses} is more than {most}, all cells")
+
+
+class Tnet(System):
+    """The traversal network."""
+
+    name, paper, settings = "tnet", "Papadopoulos et al. 2021", TnetConfig
+    whole_to_attend = whole_to_classify = True
+    stages = (Stage("together", 1.0, ("encoder", "location", "position", "classifier", "alone")),)
+
+    def __init__(self, config: TnetConfig) -> None:
+        super().__init__(config)
+        self.encoder = Backbone(config.backbone, config.glimpse_size, config.channels)
+        width, hidden = self.encoder.width, config.location_width
+        self.location = nn.Sequential(
+            *(nn.Conv2d(self.encoder.map_width, hidden, 3, padding=1), nn.ReLU()),
+            nn.Conv2d(hidden, 1, 1),
+        )
+        self.position = nn.Linear(3, width)  # where, and at which scale, a look was taken
+        self.classifier = nn.Linear(width, config.num_classes)
+        self.alone = nn.Linear(width, config.num_classes)
+
+    def begin(self, images: Tensor) -> tuple[Float[Tensor, "batch width"], Float[Tensor, "batch cells"]]:
+        """Senses the whole scene; returns its features and the logits of every cell (the location module)."""
+        features, places = self.encoder.with_map(shrunk(images, self.config.glimpse_size))
+        cells = F.adaptive_avg_pool2d(places.float(), self.config.num_cells)
+        return features, self.location(cells.detach()).flatten(1).float()
+
+    def choose(
+        self, logits: Float[Tensor, "batch cells"], count: int, way: str, random: RandomSource
+    ) -> tuple[Int[Tensor, "batch chosen"], Float[Tensor, " batch"]]:
+        """Picks different cells; returns them and the log-probability of the whole choice."""
+        chosen, score = [], torch.zeros_like(logits[:, 0])
+        if way == RANDOM:
+            logits = torch.zeros_like(logits)
+        for _ in range(count):
+            cell = logits.argmax(dim=1) if way == LEARNED else sample(logits.softmax(dim=1), random)
+            score = score + logits.log_softmax(dim=1).gather(1, cell[:, None]).squeeze(1)
+            chosen.append(cell)
+            logits = logits.scatter(1, cell[:, None], -1e9)
+        empty = torch.zeros(len(logits), 0, dtype=torch.long, device=logits.device)
+        return torch.stack(chosen, dim=1) if chosen else empty, score
+
+    def classify(
+        self, images: Tensor, whole: Tensor, cells: Int[Tensor, "batch chosen"]
+    ) -> tuple[Float[Tensor, "batch looks classes"], Float[Tensor, "batch looks classes"]]:
+        """Senses cells; returns the answers after each look, and those of each look alone."""
+        size = self.config.glimpse_size
+        places = inside(self._cells(images.device), size, self.facts.image_size)[cells]  # (B, k, 2)
+        features = whole[:, None]
+        if cells.shape[1]:
+            features = torch.cat((features, self.encoder.each(crops(images, places, size))), dim=1)
+        zoom = torch.cat((places, torch.ones_like(places[..., :1])), dim=2)
+        where = self.position(
+            torch.cat((torch.zeros_like(features[:, :1, :3]), zoom), dim=1).to(features.dtype)
+        )
+        counts = torch.arange(1, features.shape[1] + 1, device=images.device)[:, None]
+        means = (features + where).cumsum(dim=1) / counts
+        return self.classifier(means).float(), self.alone(features).float()
+
+    def _cells(self, device: torch.device) -> Float[Tensor, "cells 2"]:
+        return grid_places(self.config.num_cells, device)
+
+    def losses(
+        self, stage: str, images: Tensor, labels: Int[Tensor, " batch"], random: RandomSource
+    ) -> dict[str, Tensor]:
+        """Cross-entropy of all looks and of each alone, and REINFORCE."""
+        whole, logits = self.begin(images)
+        cells, score = self.choose(logits, self.config.num_glimpses - 1, "drawn", random)
+        answers, alone = self.classify(images, whole, cells)
+        each = labels[:, None].expand(-1, answers.shape[1]).flatten()
+        reward = is_right(answers[:, -1], labels)
+        policy = -(score * (reward - reward.mean())).mean()
+        return {
+            "classification": F.cross_entropy(answers.flatten(0, 1), each),
+            "features": self.config.feature_weight * F.cross_entropy(alone.flatten(0, 1), each),
+            "policy": self.config.policy_weight * policy,
+        }
+
+    def rollout(self, images: Tensor, num_glimpses: int, policy: str, random: RandomSource) -> SceneTrace:
+        """Senses the whole scene, then the cells rated highest."""
+        size, image_size = self.config.glimpse_size, self.facts.image_size
+        whole, logits = self.begin(images)
+        cells, _ = self.choose(logits, num_glimpses - 1, policy, random)
+        answers, _ = self.classify(images, whole, cells)
+        all_boxes = crop_boxes(inside(self._cells(images.device), size, image_size), size, image_size)
+        boxes = [box[:, None] for box in all_boxes[cells].unbind(dim=1)]
+        first = whole_boxes(len(images), images.device)
+        return SceneTrace.of([first, *boxes], [[(size, size)]] * num_glimpses, list(answers.unbind(dim=1)))
