@@ -27,9 +27,9 @@ def open_scenes(
 
     Args:
         source: `digits` (the embedded default), a folder of class folders, a tar, a pattern such as
-            `train-*.tar`, a folder of tars, what `stam prepare shards` made, as a folder or as a URL that fsspec
-            knows (`s3://bucket/images`), or digits in an `.npz` file, of which cluttered scenes are made. A
-            folder that is itself called digits is `./digits`.
+            `train-*.tar`, a folder of tars, what `stam prepare shards` made, as a folder or as a URL that
+            fsspec knows (`s3://bucket/images`), or digits in an `.npz` file, of which cluttered scenes are
+            made. A folder that is itself called digits is `./digits`.
         val_fraction: The share to validate on, where the data has no split of its own.
         test_fraction: The share to test on, where the data has no test part of its own.
         seed: Seed of that split; for digits, of the scenes.
