@@ -73,7 +73,7 @@ def run_trial(trial: dict[str, Any], roots: dict[str, Path], init: str, work: Pa
     )
     link(images, place / "images")
     base = get_recipe(trial.get("recipe", "tiny"))
-    general = {"data": {"path": str(place / "images"), "check": False, "cache": True, "num_workers": 4}}
+    general = {"data": {"path": str(place / "images"), "check": False, "cache": True, "num_workers": 0}}
     config = changed(changed(base, {"init": init} | general), trial["set"])
     if "teacher_of" in trial:  # of an earlier trial on the same images
         earlier = place.with_name(place.name.replace(trial["name"], trial["teacher_of"], 1))

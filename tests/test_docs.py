@@ -27,13 +27,14 @@ DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/stam/a
 TOY_AGENT = "--image-size 32 --glimpse-size 16 --width 64 --depth 1 --num-heads 1".split()
 TOY_OPTIONS = {  # appended to a documented command, to make it small; nothing is taken away from it
     "train tiny": [
+        "--no-fit",
         *TOY_AGENT,
         *"--actor-width 8 --critic-width 8 --num-glimpses 2 --epochs 1 --batch-size 4".split(),
         *"--num-workers 0 --teacher-training.epochs 1 --teacher-training.batch-size 4".split(),
         *"--teacher-training.warmup-epochs 0".split(),
     ],
     "train path": [  # from the shipped core, whose size stays
-        *"--num-glimpses 2 --epochs 1 --tau-epochs 1 --batch-size 4 --num-workers 0".split(),
+        *"--no-fit --num-glimpses 2 --epochs 1 --tau-epochs 1 --batch-size 4 --num-workers 0".split(),
         *"--teacher-training.epochs 1 --teacher-training.batch-size 4".split(),
         *"--teacher-training.warmup-epochs 0".split(),
     ],

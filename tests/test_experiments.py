@@ -11,6 +11,7 @@ import torch
 from images import make_image_folder
 from zooing import glyph_file
 
+import stam
 from stam.evaluation import load_evaluation
 
 ROOT = Path(__file__).parent.parent
@@ -88,6 +89,33 @@ def test_pretrain_digits(tmp_path):
         *("--num-heads", 2, "--batch-size", 8, "--num-sets", 1, "--num-scenes", 16, "--device", "cpu"),
     )
     assert (tmp_path / "digits-core" / "model.safetensors").exists()
+
+
+def test_pretrain_digits_causal(tmp_path):
+    shown = run(
+        *("pretrain_digits_causal.py", "--out", tmp_path, "--random-seconds", 0, "--seconds", 0),
+        *("--batch-size", 4, "--num-sets", 1, "--num-scenes", 8, "--device", "cpu"),
+    )
+    assert "learned" in shown
+    agent, core = stam.load(tmp_path / "digits"), stam.load(tmp_path / "digits-causal-core")
+    assert agent.config.core == core.config.core == "causal"
+    assert agent.actor is not None and core.actor is None
+    assert core.core.head.weight.equal(agent.core.head.weight)
+
+
+def test_subsets(images, tmp_path):
+    settings = {"agent": AGENT, "training": TRAINING, "teacher_training": TEACHER}
+    trial = {"data": "toy", "images": 10, "classes": 2, "recipe": "aid", "set": settings}
+    trials = [trial | {"name": "first"}, trial | {"name": "again", "teacher_of": "first"}]
+    (tmp_path / "trials.json").write_text(json.dumps(trials))
+    shown = run(
+        *("subsets.py", "--data", f"toy={images / 'train'}", "--init", "none", "--work", tmp_path / "work"),
+        *("--trials", tmp_path / "trials.json", "--out", tmp_path / "out.json"),
+    )
+    assert "toy 10 of 2" in shown
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert [len(result["accuracy"]) for result in results] == [2, 2]
+    assert results[0]["teacher_seconds"] > 0 == results[1]["teacher_seconds"]
 
 
 def test_shipping_and_drawing(images, tmp_path):

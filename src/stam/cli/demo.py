@@ -13,7 +13,8 @@ import stam
 from stam.cli.parsing import next_command, parse
 from stam.cli.processes import processes
 from stam.data import ClutteredDigits, Scenes, open_scenes
-from stam.errors import require
+from stam.errors import MissingPackageError, require
+from stam.files import save_content
 from stam.learning import experiment
 from stam.learning.recipes import get_recipe
 from stam.learning.runs import RunFolder
@@ -36,12 +37,14 @@ class Arguments:
     Attributes:
         out: Where the run and the pictures go.
         epochs: Epochs of training; none takes the recipe's.
+        seed: Seed of the training.
         num_scenes: Test scenes to measure the accuracy on.
         resume: Go on with an interrupted demo.
     """
 
     out: Path = Path("demo")
     epochs: int | None = None
+    seed: int = 0
     num_scenes: int = 600
     resume: bool = False
 
@@ -51,7 +54,8 @@ def run(arguments: list[str]) -> None:
     parsed = parse(Arguments, "demo", arguments)
     require(parsed.num_scenes >= 1, f"--num-scenes must be at least 1, got {parsed.num_scenes}")
     if parsed.resume:
-        require(parsed.epochs is None, "--resume goes on with the settings of the run: leave out --epochs")
+        given = parsed.epochs is not None or parsed.seed != 0
+        require(not given, "--resume goes on with the settings of the run: leave out --epochs and --seed")
         begun = RunFolder.open(parsed.out).record()["recipe"]
         require(begun == RECIPE, f"the run in '{parsed.out}' is no demo: it was begun with '{begun}'")
     train(parsed)
@@ -59,15 +63,19 @@ def run(arguments: list[str]) -> None:
     scenes = open_scenes("digits", seed=config.data.split_seed).val
     count = min(parsed.num_scenes, len(scenes))
     print(f"\naccuracy in % on {count} test scenes: one agent, four ways of looking")
-    print(table(accuracy_by_policy(agent, config, scenes, parsed.num_scenes)))
+    accuracies = accuracy_by_policy(agent, config, scenes, parsed.num_scenes)
+    print(table(accuracies))
     draw(agent, parsed.out)
     print(f"\nthe agent looking: {parsed.out / 'looking.png'} and {parsed.out / 'looking.gif'}")
+    if draw_curves(accuracies, parsed.out / "policies.png"):
+        print(f"the ways of looking compared: {parsed.out / 'policies.png'}")
     next_command(f"stam serve {parsed.out}    (watch it look, in a browser), or stam evaluate {parsed.out}")
 
 
 def train(parsed: Arguments) -> None:
     """Trains the agent of the demo, or goes on with it."""
     config = get_recipe(RECIPE)
+    config = dataclasses.replace(config, training=dataclasses.replace(config.training, seed=parsed.seed))
     if parsed.epochs is not None:
         training = dataclasses.replace(
             config.training, epochs=parsed.epochs, tau_epochs=max(1, parsed.epochs // 2)
@@ -100,6 +108,17 @@ def table(accuracies: dict[str, list[float]]) -> str:
             f"{index + 1:>8}" + "".join(f"{100 * values[index]:>10.1f}" for values in accuracies.values())
         )
     return "\n".join(rows)
+
+
+def draw_curves(accuracies: dict[str, list[float]], path: Path) -> bool:
+    """Draws the accuracy after each glimpse, where the package for figures is there; tells whether it is."""
+    try:
+        from stam.show.figures import curves, style
+    except MissingPackageError:
+        return False
+    title = "Where to look is worth learning: cluttered digits, one agent"
+    save_content(path, style.to_bytes(curves.policies(accuracies, title)))
+    return True
 
 
 def draw(agent: Agent, folder: Path, indices: Sequence[int] = (3, 11, 17, 29)) -> None:

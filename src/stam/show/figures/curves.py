@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from stam.errors import require_choice
 from stam.evaluation.results import Curve, Evaluation, Reliability
-from stam.show.figures.style import COLUMN, LIGHT, LINES, SMALL, Theme, dress, legend, new_figure
+from stam.show.figures.style import COLUMN, LIGHT, LINES, PAGE, SMALL, Theme, dress, legend, new_figure
 
 X_LABELS = {
     "glimpses": "glimpses sensed",
@@ -72,6 +72,30 @@ def accuracy(
     if x == "glimpses":
         _share_on_top(axes, evaluation, theme)
     legend(figure, theme, columns=1)
+    return figure
+
+
+def policies(accuracies: Mapping[str, Sequence[float]], title: str = "", theme: Theme = LIGHT) -> Figure:
+    """Accuracy against glimpses for several ways of looking; the first is drawn strongest."""
+    figure, ((axes,),) = new_figure(PAGE * 0.7, 3.4)
+    dress(axes, theme, X_LABELS["glimpses"], "top-1 accuracy (%)", title)
+    at = np.arange(1, 1 + max(len(values) for values in accuracies.values()))
+    label_at: dict[str, float] = {}
+    for name, values in sorted(accuracies.items(), key=lambda item: item[1][-1]):
+        label_at[name] = max(100 * values[-1], *(place + 4.5 for place in label_at.values()), 0.0)
+    for position, (name, values) in enumerate(accuracies.items()):
+        colour, line = theme.colours[position % len(theme.colours)], LINES[position % len(LINES)]
+        width = 1.5 if position else 2.6
+        axes.plot(at[: len(values)], 100 * np.array(values), color=colour, linestyle=line, linewidth=width)
+        axes.annotate(
+            f"{name} {100 * values[-1]:.0f}",
+            (at[-1] * 1.01, label_at[name]),
+            va="center",
+            fontsize=SMALL,
+            color=colour,
+        )
+    count_axis(axes, at, "glimpses")
+    axes.set_xlim(right=at[-1] * 1.16)  # room for the names
     return figure
 
 
