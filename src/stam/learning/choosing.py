@@ -35,7 +35,7 @@ _FROM_NOTHING = 3e-4  # learning rate of a core that starts at random
 
 _FULL_SIZE = 8000  # images; of more, each is shown less often
 _LEAST_EPISODES = 36_000
-_LARGEST_BATCH = 600
+_SMALLEST_BATCH, _LARGEST_BATCH = 32, 600  # smaller ones take longer for each image
 _TEACHER_EPOCHS, _TEACHER_UPDATES, _TEACHER_BATCH, _TEACHER_RATE = 20, 500, 256, 5e-4
 _AVERAGED = 0.18  # of the batches
 _WELL_KNOWN, _UNKNOWN = 0.97, 0.9  # accuracy of a linear classifier on the features a core starts with
@@ -55,13 +55,20 @@ class Choice:
     reasons: tuple[str, ...]
 
 
-def choose(config: RunConfig, survey: Survey, effort: float = 1.0, feature_weight: float = 2.0) -> Choice:
+def choose(
+    config: RunConfig,
+    survey: Survey,
+    effort: float = 1.0,
+    teacher_effort: float = 1.0,
+    feature_weight: float = 2.0,
+) -> Choice:
     """Chooses how to train on images.
 
     Args:
         config: The recipe; what is not chosen here stays as it says.
         survey: What the images are like.
         effort: How much is trained: 1 as long as it pays, less where time is short, up to `MOST_EFFORT`.
+        teacher_effort: The same for the teacher, at most 1.
         feature_weight: Weight of following the teacher's features, 0 where that has none of this width.
     """
     batch, epochs, share = _amount(survey.num_images, config.agent.core, effort)
@@ -79,12 +86,13 @@ def choose(config: RunConfig, survey: Survey, effort: float = 1.0, feature_weigh
         feature_weight=feature_weight,
         validate_every=max(1, math.ceil(epochs / (8 if effort > 0.5 else 3))),
         validation_images=config.training.validation_images if effort > 0.5 else 200,
+        short_episodes=config.training.short_episodes if effort > 0.5 else 0,
     )
     flips = 0.5 if survey.has_no_up else 0.0
     crops = (0.1 if longer else 0.2, 1.0)
     augment = dataclasses.replace(config.data.augment, vertical_flip=flips, crop_scale=crops)
     agent = dataclasses.replace(config.agent, drop_path=0.2) if longer else config.agent
-    teacher, how_taught = _teacher(config, survey.num_images, effort)
+    teacher, how_taught = _teacher(config, survey.num_images, teacher_effort)
     chosen = dataclasses.replace(
         config,
         agent=agent,
@@ -122,7 +130,8 @@ def teacher_images(num_images: int) -> int:
 def _amount(num_images: int, core: str, effort: float) -> tuple[int, int, float]:
     """Returns batch, epochs and the share of the images an epoch shows."""
     total = episodes(num_images, core) * effort
-    batch = _round_down(min(_LARGEST_BATCH, total / _PACES[core].batches, num_images / 2))
+    wanted = max(_SMALLEST_BATCH, total / _PACES[core].batches)
+    batch = _round_down(min(_LARGEST_BATCH, wanted, num_images / 2))
     epochs = max(total / num_images, min(40, total / batch))  # schedules go by epochs: 40 make them smooth
     share = min(1.0, max(total / (num_images * epochs), batch / num_images))
     return batch, max(1, round(epochs)), 1.0 if share > 0.95 else share
@@ -130,7 +139,7 @@ def _amount(num_images: int, core: str, effort: float) -> tuple[int, int, float]
 
 def _teacher(config: RunConfig, num_images: int, effort: float) -> tuple[dict[str, Any], str]:
     total = teacher_images(num_images) * min(effort, 1.0)
-    batch = _round_down(min(_TEACHER_BATCH, total / _TEACHER_UPDATES, num_images))
+    batch = _round_down(min(_TEACHER_BATCH, max(_SMALLEST_BATCH / 2, total / _TEACHER_UPDATES), num_images))
     epochs = max(total / num_images, min(10, total / batch))
     share = min(1.0, max(total / (num_images * epochs), batch / num_images))
     settings = {

@@ -169,7 +169,8 @@ def _time(
     few, more = min(_FEW, batch_size // shared_by), min(_MORE, batch_size // shared_by)
     (small, _), (large, loading) = load(few), load(more)
     first = timed(small)
-    short, long = min(timed(small) for _ in range(2)), timed(large)
+    timed(large)  # whatever a size needs is made the first time
+    short, long = min(timed(small) for _ in range(2)), min(timed(large) for _ in range(2))
     image = (long - short) / (more - few) if more > few else long / more
     image = min(max(image, 0.5 * long / more), long / more)
     rest, image = max(0.0, long - more * image), image + loading / max(1, workers)

@@ -25,6 +25,7 @@ from stam.weights.locate import NOTHING
 CPU_MINUTES = 30.0  # on a CPU full accuracy takes hours, so this is the time where none is given
 _KEPT_BACK = 0.03  # of the time, for saving and what cannot be measured
 _LEAST_EFFORT = 1e-4
+_FOR_THE_TEACHER = 0.35  # the most of the time
 
 
 @dataclass(frozen=True)
@@ -86,31 +87,34 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
     if config.init != NOTHING:
         survey = look_at(train, agent, config.data, device)
     feature_weight = 2.0 if is_like_agent else 0.0
-    full = choose(config, survey, 1.0, feature_weight)
+    full = choose(config, survey, feature_weight=feature_weight)
     speed = distributed.of_first(measure(full.config, agent, teacher, model, train, val))
 
-    def seconds(effort: float) -> float:
-        chosen = choose(config, survey, effort, feature_weight).config
-        return expected_time(chosen, speed, len(train), len(val)).total
+    def expected(effort: float, teacher_effort: float) -> ExpectedTime:
+        chosen = choose(config, survey, effort, teacher_effort, feature_weight).config
+        return expected_time(chosen, speed, len(train), len(val))
 
     given = minutes is not None
     if minutes is None and device.type != "cuda":
         minutes = CPU_MINUTES
-    effort, note = 1.0, ""
+    effort, teacher_effort, note = 1.0, 1.0, ""
     if minutes is not None:
         left = distributed.of_first(60 * minutes * (1 - _KEPT_BACK) - (time.monotonic() - began))
-        if seconds(_LEAST_EFFORT) > left:
+        shortest = expected(_LEAST_EFFORT, _LEAST_EFFORT).total
+        if shortest > left:
             raise StamError(
                 f"--minutes {minutes:g} is too short: the shortest training takes "
-                f"{(seconds(_LEAST_EFFORT) + time.monotonic() - began) / 60:.1f} minutes on this machine"
+                f"{(shortest + time.monotonic() - began) / 60:.1f} minutes on this machine"
             )
         most = MOST_EFFORT if given else 1.0
-        effort = _largest(seconds, left, most)
-        if effort == most and seconds(most) < 0.9 * left:
+        # the agent starts from the teacher, whose images cost less: it comes first where time is short
+        teacher_effort = _largest(lambda e: expected(_LEAST_EFFORT, e).teacher, _FOR_THE_TEACHER * left, 1.0)
+        effort = _largest(lambda e: expected(e, teacher_effort).total, left, most)
+        if effort == most and expected(most, teacher_effort).total < 0.9 * left:
             note = "more time has not helped in our trials, so it takes less"
         elif not given:
             note = f"a CPU is given {minutes:g} minutes; --minutes N gives it more or less"
-    choice = choose(config, survey, effort, feature_weight)
+    choice = choose(config, survey, effort, teacher_effort, feature_weight)
     return Fit(choice, speed, len(train), len(val), len(train.classes), note)
 
 
