@@ -83,6 +83,27 @@ def test_glimpses_and_policy_can_be_set(agent_folder, pictures, capsys):
     assert [1, 2] in found["locations"][:2]  # the centre, where the spiral begins
 
 
+def test_the_same_image_gets_the_same_answer(agent_folder, pictures, capsys):
+    copies = (pictures / "a.png", pictures / "b.jpg", pictures / "a.png", pictures / "a.png")
+    for options in ((), ("--seed", "4"), ("--policy", "random"), ("--first-location", "2,0")):
+        found = json.loads(predict(capsys, agent_folder, *copies, "--json", *options).out)
+        assert found[0] == found[2] == found[3]
+    assert found[0]["locations"][0] == found[1]["locations"][0] == [2, 0]
+    fixed = json.loads(predict(capsys, agent_folder, pictures / "a.png", "--json").out)[0]
+    assert fixed["locations"][0] == [1, 2]  # the centre of 3x4
+    own = stam.load(agent_folder).predict(pictures / "a.png")
+    assert [list(place) for place in own.path] == fixed["locations"] and own.label == fixed["label"]
+    firsts = {
+        tuple(
+            json.loads(predict(capsys, agent_folder, copies[0], "--json", "--seed", seed).out)[0][
+                "locations"
+            ][0]
+        )
+        for seed in range(8)
+    }
+    assert len(firsts) > 2
+
+
 def test_pictures_are_drawn(agent_folder, pictures, tmp_path, capsys):
     strip, gif = tmp_path / "strip.png", tmp_path / "look.gif"
     said = predict(capsys, agent_folder, pictures, "--threshold", "1", "--strip", strip, "--gif", gif)
@@ -117,6 +138,11 @@ def test_an_unreadable_image_does_not_stop_the_others(agent_folder, pictures, tm
         (["{agent}", "{pictures}", "--policy", "spirl"], "did you mean 'spiral'"),
         (["{agent}", "{pictures}", "--max-glimpses", "0"], "max_glimpses must be at least 1, got 0"),
         (["{agent}", "{pictures}", "--seed", str(10**30)], "seed must be from 0 to 2**63 - 1"),
+        (
+            ["{agent}", "{pictures}", "--first-location", "here"],
+            "--first-location must be ROW,COL, such as 3,3",
+        ),
+        (["{agent}", "{pictures}", "--first-location", "3,0"], "not on the grid"),
         (["{agent}", "{pictures}", "--strip", "{pictures}/x.what"], "could not write"),
     ],
 )

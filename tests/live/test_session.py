@@ -140,6 +140,14 @@ def test_a_repeated_location_takes_the_place_of_the_old_glimpse(agent, images):
     assert step.probabilities.equal(want.probabilities) and step.location == want.location
 
 
+def test_a_session_begins_at_the_centre_unless_it_is_told_or_seeded(agent):
+    assert {agent.session().location for _ in range(5)} == {(1, 2)}
+    assert agent.session(first_location=(0, 3)).location == (0, 3)
+    drawn = [agent.session(generator=torch.Generator().manual_seed(seed)).location for seed in range(8)]
+    again = [agent.session(generator=torch.Generator().manual_seed(seed)).location for seed in range(8)]
+    assert drawn == again and len(set(drawn)) > 2
+
+
 def test_when_all_is_seen_only_a_named_location_is_taken(agent, images):
     session = agent.session()
     feed(session, sensor_of(agent, images[0]), 12)

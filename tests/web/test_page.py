@@ -124,6 +124,13 @@ def test_play_runs_to_the_threshold_and_the_slider_moves_the_end(visit):
     expect(seen(page)).to_have_count(count)
 
 
+def test_a_scene_is_looked_at_from_its_centre(visit):
+    page = visit()
+    page.click("#step")
+    expect(seen(page)).to_have_count(1)
+    expect(page.locator("#board button").nth(6)).to_have_class(re.compile(r"\bseen\b"))  # row 1, column 2
+
+
 def test_it_looks_on_past_its_stop_when_told_to(visit):
     page = visit()
     page.locator("#threshold").fill("0")

@@ -2,32 +2,29 @@
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 import tyro
-from PIL import Image
 from tqdm import tqdm
 
 from stam.cli.agents import open_looker
 from stam.cli.parsing import next_command, parse
 from stam.data import decode_image
 from stam.data.folder import image_files
-from stam.errors import DataError, StamError, require
-from stam.live import LiveStep, Session, look_through
-from stam.model.agent import Looker
+from stam.errors import ConfigError, DataError, StamError, require
 from stam.model.looker import SceneLooker
-from stam.scene.pixels import normalise, prepare_for_evaluation
-from stam.scene.sensor import ImageSensor
+from stam.prediction import Looking, Prediction, look_at
+from stam.scene.pixels import prepare_for_evaluation
 from stam.show.animations import save_gif
-from stam.show.pictures import Story, save_strip, views_of
+from stam.show.pictures import Story, save_strip
 
 _BATCH = 32
+_MOST_LABELS = 5
 _MOST_PICTURES = 24  # scenes in a strip or an animation
 
 
@@ -42,7 +39,8 @@ class Arguments:
         threshold: Confidence above which to stop; as the agent says by default.
         max_glimpses: When to stop though unsure; when everything has been seen by default.
         policy: Who picks the locations: learned, random, plus, spiral or centre-out; by default its own.
-        seed: Seed of the first location, and of a random policy.
+        first_location: Where to look first, as ROW,COL counted from 0; by default the grid's centre.
+        seed: Draws the first location instead, and what a random policy does; the same for every image.
         resize_size: The shorter side before the centre crop; by default as the agent was trained; the
             shipped ones take whole images, resized straight to their size.
         fast: Use packed weights; --no-fast runs the plain modules.
@@ -56,7 +54,8 @@ class Arguments:
     threshold: float | None = None
     max_glimpses: int | None = None
     policy: str | None = None
-    seed: int = 0
+    first_location: str | None = None
+    seed: int | None = None
     resize_size: int | None = None
     fast: bool = True
     strip: Path | None = None
@@ -65,8 +64,8 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What came of one image.
+class Answer:
+    """What is printed of one image: a row of the table, an object of the JSON list.
 
     Attributes:
         image: Its path.
@@ -104,19 +103,20 @@ def run(arguments: list[str]) -> None:
         )
     paths = find_images(given.images)
     looker, resize_size = open_looker(given.agent, given.resize_size, fast=given.fast)
+    how = looking_of(given)
     stories: list[Story] = []
-    predictions: list[Prediction] = []
+    answers: list[Answer] = []
     with tqdm(total=len(paths), unit="image", disable=None if len(paths) > 1 else True, leave=False) as bar:
-        for prediction, story in predict(looker, paths, given, resize_size):
-            predictions.append(prediction)
-            if story is not None and len(stories) < _MOST_PICTURES:
-                stories.append(story)
+        for path, found in predict(looker, paths, how, resize_size):
+            answers.append(answer_of(path, found))
+            if isinstance(found, Prediction) and len(stories) < _MOST_PICTURES:
+                stories.append(found.story)
             bar.update()
-    print(as_json(predictions) if given.json else as_table(predictions))
+    print(as_json(answers) if given.json else as_table(answers))
     draw(stories, given)
-    unreadable = [prediction for prediction in predictions if prediction.error]
+    unreadable = [answer for answer in answers if answer.error]
     if unreadable:
-        raise DataError(f"{len(unreadable)} of {len(predictions)} images could not be read: see above")
+        raise DataError(f"{len(unreadable)} of {len(answers)} images could not be read: see above")
     next_command(f"stam serve {given.agent}")
 
 
@@ -135,96 +135,27 @@ def find_images(given: Sequence[Path]) -> list[Path]:
     return found
 
 
+def looking_of(given: Arguments) -> Looking:
+    """Returns how the arguments say to look."""
+    first = None
+    if given.first_location is not None:
+        match = re.fullmatch(r"(\d+),(\d+)", given.first_location.replace(" ", ""), re.ASCII)
+        if match is None:
+            raise ConfigError(f"--first-location must be ROW,COL, such as 3,3, got '{given.first_location}'")
+        first = int(match[1]), int(match[2])
+    return Looking(given.threshold, given.max_glimpses, given.policy, first, given.seed)
+
+
 def predict(
-    looker: SceneLooker, paths: Sequence[Path], given: Arguments, resize_size: int | None
-) -> Iterator[tuple[Prediction, Story | None]]:
+    looker: SceneLooker, paths: Sequence[Path], how: Looking, resize_size: int | None
+) -> Iterator[tuple[Path, Prediction | DataError]]:
     """Looks at the images in batches and yields what came of each, in order."""
-    agent: Looker | None = looker.episodic
-    generator = torch.Generator().manual_seed(given.seed)
     for start in range(0, len(paths), _BATCH):
-        batch = paths[start : start + _BATCH]
-        read = [_read(path, looker, resize_size) for path in batch]
-        sound = [(str(path), view) for path, view in zip(batch, read, strict=True) if _is_view(view)]
-        found = (
-            _with_sessions(agent, sound, given, generator)
-            if agent is not None
-            else _whole_scenes(looker, sound, given, generator)
-        )
-        for path, view in zip(batch, read, strict=True):
-            if isinstance(view, DataError):
-                yield Prediction(str(path), error=str(view)), None
-            else:
-                yield next(found)
-
-
-def _is_view(read: np.ndarray | DataError) -> bool:
-    return not isinstance(read, DataError)
-
-
-def _with_sessions(
-    agent: Looker, views: Sequence[tuple[str, Any]], given: Arguments, generator: torch.Generator
-) -> Iterator[tuple[Prediction, Story]]:
-    """Lets an agent look through sensors, until it is sure."""
-    sessions = [_open(agent, given, generator) for _ in views]
-    looks = _look(agent, [view for _, view in views], sessions, given.max_glimpses)
-    for (name, view), look in zip(views, looks, strict=True):
-        yield _outcome(name, view, *look)
-
-
-def _whole_scenes(
-    looker: SceneLooker, views: Sequence[tuple[str, Any]], given: Arguments, generator: torch.Generator
-) -> Iterator[tuple[Prediction, Story]]:
-    """Lets another looker look at whole scenes; with a threshold, what comes after it is sure is left out."""
-    if not views:
-        return
-    facts = looker.facts
-    pixels = torch.from_numpy(np.stack([view for _, view in views])).permute(0, 3, 1, 2)
-    images = normalise(pixels, facts.mean, facts.std)
-    most = facts.most_glimpses if given.max_glimpses is None else given.max_glimpses
-    trace = looker.look(images, most, policy=given.policy, generator=generator)
-    for row, (name, view) in enumerate(views):
-        confidences = trace.confidences[row].tolist()
-        sure = [n for n, value in enumerate(confidences, 1) if value > (given.threshold or 1)]
-        count = sure[0] if sure else most
-        answer = trace.probabilities[row, count - 1].float()
-        best = answer.topk(min(5, len(answer)))
-        share = float(trace.pixels[row, count - 1]) / (view.shape[0] * view.shape[1])
-        boxes = trace.boxes[row, :count].cpu().numpy()
-        yield (
-            Prediction(
-                image=name,
-                label=facts.labels[int(best.indices[0])],
-                confidence=float(best.values[0]),
-                num_glimpses=count,
-                seen=share,
-                stopped_early=count < most,
-                boxes=tuple(tuple(map(tuple, look[look[:, 2] > look[:, 0]].tolist())) for look in boxes),
-                probabilities={
-                    facts.labels[index]: value
-                    for index, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-                },
-            ),
-            Story(
-                name=Path(name).name,
-                image=view,
-                grid=None,
-                locations=[],
-                labels=[facts.labels[index] for index in trace.predictions[row, :count].tolist()],
-                confidences=confidences[:count],
-                views=views_of(boxes, trace.sizes[:count].cpu().numpy()),
-                shares=(trace.pixels[row, :count] / (view.shape[0] * view.shape[1])).tolist(),
-            ),
-        )
-
-
-def _look(
-    agent: Looker, views: Sequence[np.ndarray], sessions: Sequence[Session], max_glimpses: int | None
-) -> list[tuple[Session, list[LiveStep]]]:
-    steps: list[list[LiveStep]] = [[] for _ in views]
-    mean, std = agent.config.mean, agent.config.std
-    sensors = [ImageSensor(Image.fromarray(view), agent.grid, mean, std) for view in views]
-    look_through(sensors, sessions, max_glimpses, lambda index, step: steps[index].append(step))
-    return list(zip(sessions, steps, strict=True))
+        batch = [(path, _read(path, looker, resize_size)) for path in paths[start : start + _BATCH]]
+        views = [(path.name, view) for path, view in batch if not isinstance(view, DataError)]
+        found = iter(look_at(looker, views, how))
+        for path, view in batch:
+            yield path, view if isinstance(view, DataError) else next(found)
 
 
 def _read(path: Path, looker: SceneLooker, resize_size: int | None) -> np.ndarray | DataError:
@@ -234,60 +165,43 @@ def _read(path: Path, looker: SceneLooker, resize_size: int | None) -> np.ndarra
         return error
 
 
-def _open(agent: Looker, given: Arguments, generator: torch.Generator) -> Session:
-    own = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))
-    return agent.session(policy=given.policy, generator=own, threshold=given.threshold)
-
-
-def _outcome(
-    name: str, view: np.ndarray, session: Session, steps: Sequence[LiveStep]
-) -> tuple[Prediction, Story]:
-    agent, last = session.agent, steps[-1]
-    best = last.probabilities.topk(min(5, len(last.probabilities)))
-    locations = session.seen
-    prediction = Prediction(
-        image=name,
-        label=last.label,
-        confidence=last.confidence,
-        num_glimpses=last.num_glimpses,
-        seen=last.num_glimpses / agent.grid.num_locations,
-        stopped_early=last.stop and last.num_glimpses < agent.grid.num_locations,
-        locations=locations,
-        probabilities={
-            agent.labels[index]: value
-            for index, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        },
+def answer_of(path: Path, found: Prediction | DataError) -> Answer:
+    """Returns what is printed of an image, whether it could be read or not."""
+    if isinstance(found, DataError):
+        return Answer(str(path), error=str(found))
+    best = sorted(found.probabilities.items(), key=lambda pair: -pair[1])[:_MOST_LABELS]
+    return Answer(
+        image=str(path),
+        label=found.label,
+        confidence=found.confidence,
+        num_glimpses=found.glimpses,
+        seen=found.seen,
+        stopped_early=found.stopped_early,
+        locations=tuple(found.path),
+        boxes=found.boxes,
+        probabilities=dict(best),
     )
-    story = Story(
-        name=Path(name).name,
-        image=view,
-        grid=agent.grid,
-        locations=[agent.grid.index(location) for location in locations],
-        labels=[step.label for step in steps],
-        confidences=[step.confidence for step in steps],
-    )
-    return prediction, story
 
 
-def as_json(predictions: Sequence[Prediction]) -> str:
-    """Returns the predictions as a JSON list, one object an image."""
-    return json.dumps([dataclasses.asdict(prediction) for prediction in predictions], indent=2)
+def as_json(answers: Sequence[Answer]) -> str:
+    """Returns the answers as a JSON list, one object an image."""
+    return json.dumps([dataclasses.asdict(answer) for answer in answers], indent=2)
 
 
-def as_table(predictions: Sequence[Prediction]) -> str:
-    """Returns the predictions as a table for people."""
+def as_table(answers: Sequence[Answer]) -> str:
+    """Returns the answers as a table for people."""
     header = ("image", "label", "confidence", "glimpses", "seen")
     rows = [
         (
-            prediction.image,
-            prediction.label or prediction.error or "",
-            "" if prediction.confidence is None else f"{prediction.confidence:.1%}",
-            str(prediction.num_glimpses) if prediction.label else "",
-            f"{prediction.seen:.0%}" if prediction.label else "",
+            answer.image,
+            answer.label or answer.error or "",
+            "" if answer.confidence is None else f"{answer.confidence:.1%}",
+            str(answer.num_glimpses) if answer.label else "",
+            f"{answer.seen:.0%}" if answer.label else "",
         )
-        for prediction in predictions
+        for answer in answers
     ]
-    sound = [row for row, prediction in zip(rows, predictions, strict=True) if not prediction.error]
+    sound = [row for row, answer in zip(rows, answers, strict=True) if not answer.error]
     widths = [max(len(row[column]) for row in (header, *sound)) for column in range(len(header))]
     lines = []
     for row in (header, *rows):

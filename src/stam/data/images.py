@@ -92,6 +92,18 @@ def decode_image(
     return np.asarray(rgb)
 
 
+def decode_opened(image: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
+    """Returns the RGB pixels of an image that Pillow has opened or made, turned as its EXIF data say."""
+    try:
+        rgb = _to_rgb(image)
+        orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
+    except MemoryError:
+        raise
+    except Exception as error:  # its file is decoded only now, and may be broken in any way
+        raise DataError(f"cannot read the image: {error or type(error).__name__}") from error
+    return np.asarray(rgb.transpose(_TRANSPOSE[orientation]) if orientation in _TRANSPOSE else rgb)
+
+
 def _open(source: Path | bytes) -> tuple[Image.Image, int]:
     """Reads the header: the image, still undecoded, and its EXIF orientation."""
     with _warnings_lock, warnings.catch_warnings():

@@ -12,10 +12,10 @@ from stam.model.agent import Looker
 from stam.model.belief import is_confident
 from stam.model.policy import Policy, random_locations
 from stam.scene.grid import Location
+from stam.scene.pixels import require_normalised
 from stam.scene.sensor import Sensor, as_pixels
 from stam.shapes import Bool, Float
 
-_RANGE_MARGIN = 2.0  # normalised floats may leave the range of pixels by this many times its width
 ALL_SEEN = "every location has been seen: open a new session for the next scene"
 
 
@@ -120,9 +120,11 @@ class Session:
 
         Args:
             agent: Who looks, with the weights it has now: later changes do not reach an open session.
-            first_location: Where the first glimpse is asked for; random by default.
+            first_location: Where the first glimpse is asked for. By default the grid's centre, so a scene
+                gets the same answer each time; a generator, where one is given, draws the location.
             policy: A policy or its name; by default the agent's own.
-            generator: Source of randomness. By default the session has its own, seeded by torch's.
+            generator: Source of randomness, of the first location too. By default the session has its own,
+                seeded by torch's.
             threshold: Confidence above which to stop; by default the agent's.
         """
         if getattr(agent, "training", False):
@@ -136,7 +138,7 @@ class Session:
         self.policy_name = None if isinstance(policy, Policy) else named
         self.generator = generator or torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         if first_location is None:
-            first_location = int(random_locations(agent.grid, 1, torch.device("cpu"), self.generator))
+            first_location = agent.grid.centre if generator is None else _drawn(agent, generator)
         self.first_location = agent.grid.index(first_location)
         self._now = Snapshot({}, location=self.first_location)
 
@@ -350,15 +352,8 @@ class Session:
     def _pixels(self, glimpse: Any) -> Float[Tensor, "channels height width"]:
         config, grid = self.agent.config, self.agent.grid
         pixels = as_pixels(glimpse, grid.glimpse_size, "glimpse", config.mean, config.std)
-        darkest = min(-mean / std for mean, std in zip(config.mean, config.std, strict=True))
-        brightest = max((1 - mean) / std for mean, std in zip(config.mean, config.std, strict=True))
-        margin = _RANGE_MARGIN * (brightest - darkest)
-        lowest, highest = (float(value) for value in pixels.aminmax())
-        if lowest < darkest - margin or highest > brightest + margin:
-            raise SensorError(
-                f"a glimpse of floats must be normalised, so about {darkest:.1f} to {brightest:.1f}, got "
-                f"{lowest:.1f} to {highest:.1f}: pass pixels of 0..255 as uint8, or normalise them first"
-            )
+        advice = "pass pixels of 0..255 as uint8, or normalise them first"
+        require_normalised(pixels, config.mean, config.std, "a glimpse", advice)
         return pixels.clone()  # a sensor may use its buffer again
 
     @torch.no_grad()
@@ -478,3 +473,7 @@ def blocked_locations(snapshots: Sequence[Snapshot], agent: Looker) -> Bool[Tens
         if snapshot.missed and not everywhere:
             row[list(snapshot.missed)] = True
     return blocked
+
+
+def _drawn(agent: Looker, generator: torch.Generator) -> int:
+    return int(random_locations(agent.grid, 1, torch.device("cpu"), generator))

@@ -7,14 +7,14 @@ glimpse-location embeddings e (`actor.location_embedding`), state s.
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stam.config import AgentConfig
-from stam.errors import StamError
+from stam.errors import SensorError, StamError
 from stam.model.actor_critic import Actor, Critic
 from stam.model.belief import Belief
 from stam.model.causal import CausalCore
@@ -24,10 +24,12 @@ from stam.model.looker import Facts
 from stam.model.policy import Policy, Scorer, make_policy, random_locations, require_policy
 from stam.model.randomness import Randomness
 from stam.scene.grid import Grid
+from stam.scene.pixels import require_normalised
 from stam.shapes import Float, Int
 
 if TYPE_CHECKING:
     import stam.live
+    import stam.prediction
 
 
 class Looker:
@@ -169,14 +171,15 @@ class Looker:
         """Looks at scenes glimpse by glimpse and returns what it saw and thought.
 
         Args:
-            images: Normalised scenes. Only the pixels of the glimpses asked for are read.
+            images: Normalised scenes, all of the agent's size (`predict` takes images of any kind). Only the
+                glimpses asked for are looked at; of the others only the range of values is checked.
             num_glimpses: Glimpses to sense in each scene.
             first_location: Grid index of the first glimpse, one for all or one each; random by default.
             policy: A policy or its name; by default the agent's own (the learned one is greedy).
             generator: Source of randomness for the first location and for random policies.
             on_step: Called after every glimpse.
         """
-        self.grid.require_images(images, self.config.channels)
+        self._require_scenes(images)
         images = images.to(self.device)
         first = self._first_locations(first_location, images.shape[0], generator)
         with self._looking() as looker:
@@ -201,6 +204,19 @@ class Looker:
                 on_step(step)
         return Trace.of(steps, self.grid, self.config.temperature)
 
+    def _require_scenes(self, images: Any) -> None:
+        """Raises unless images are a batch of normalised scenes of the agent's size."""
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            size = ", ".join(map(str, (self.config.channels, *self.grid.image_size)))
+            got = str(images.dtype) if isinstance(images, Tensor) else f"a {type(images).__name__}"
+            raise SensorError(
+                f"look wants a tensor of normalised floats (batch, {size}), got {got}: agent.predict takes "
+                "paths, PIL images and uint8 pixels"
+            )
+        self.grid.require_images(images, self.config.channels)
+        advice = "normalise them first, or give them to agent.predict as uint8"
+        require_normalised(images, self.config.mean, self.config.std, "scenes", advice)
+
     @contextmanager
     def _looking(self) -> Iterator["Looker"]:
         """Yields the looker that `look` uses."""
@@ -221,6 +237,27 @@ class Looker:
     def prepared(self) -> "Looker":
         """Returns the agent ready to look often: here itself."""
         return self
+
+    @overload
+    def predict(
+        self, images: "list[Any] | tuple[Any, ...]", **how: Any
+    ) -> "list[stam.prediction.Prediction]": ...
+
+    @overload
+    def predict(self, images: Any, **how: Any) -> "stam.prediction.Prediction": ...
+
+    def predict(self, images: Any, **how: Any) -> Any:
+        """Looks at an image until it is confident, and says what it is; the image may be of any size.
+
+        Args:
+            images: A path, a PIL image, uint8 pixels (height, width, 3) or (3, height, width), or a list of
+                those, which gives a list of predictions.
+            **how: The fields of `stam.prediction.Looking`: threshold, max_glimpses, policy, first_location
+                and seed. Without them the same image gets the same answer, from the centre of the grid.
+        """
+        from stam.prediction import Looking, predict
+
+        return predict(self, images, Looking(**how))
 
     def session(
         self,

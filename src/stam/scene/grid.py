@@ -75,6 +75,11 @@ class Grid:
         return self.rows * self.columns
 
     @property
+    def centre(self) -> int:
+        """The location in the middle; of an even number of rows or columns the later one."""
+        return self.rows // 2 * self.columns + self.columns // 2
+
+    @property
     def glimpse_patches(self) -> tuple[int, int]:
         """Rows and columns of patches in a glimpse."""
         return self.glimpse_size[0] // self.patch_size[0], self.glimpse_size[1] // self.patch_size[1]

@@ -7,12 +7,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from stam.errors import SensorError
 from stam.scene.grid import Size, as_pair
 from stam.shapes import Float, UInt8
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+_RANGE_MARGIN = 2.0  # normalised floats may leave the range of pixels by this many times its width
 _MOST_PIXELS = 50_000_000  # of an image made larger only to keep its middle
 
 
@@ -26,6 +28,35 @@ def normalise(
     numbers = torch.stack([1 / (255 * deviations), -means / deviations])[..., None, None]
     factor, offset = to_device(numbers, pixels.device)  # (channels, 1, 1) each
     return pixels.float().mul_(factor).add_(offset)
+
+
+def require_normalised(
+    values: Float[Tensor, "*batch channels height width"],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    what: str,
+    advice: str,
+) -> None:
+    """Raises where floats are far outside the range that normalised pixels can have, as 0..255 are.
+
+    Args:
+        values: The floats.
+        mean: Channel means of the normalisation.
+        std: Channel standard deviations.
+        what: What to call them in the error.
+        advice: What to do about it.
+    """
+    if not values.numel():
+        return
+    darkest = min(-average / deviation for average, deviation in zip(mean, std, strict=True))
+    brightest = max((1 - average) / deviation for average, deviation in zip(mean, std, strict=True))
+    margin = _RANGE_MARGIN * (brightest - darkest)
+    lowest, highest = (float(value) for value in values.aminmax())
+    if lowest < darkest - margin or highest > brightest + margin:
+        raise SensorError(
+            f"{what} of floats must be normalised, so about {darkest:.1f} to {brightest:.1f}, got "
+            f"{lowest:.1f} to {highest:.1f}: {advice}"
+        )
 
 
 def to_device(values: Sequence[float] | np.ndarray | Tensor, device: torch.device) -> Tensor:

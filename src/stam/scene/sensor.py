@@ -135,9 +135,8 @@ def check_sensor(sensor: Any, channels: int = 3, locations: list[int] | None = N
     if not callable(getattr(sensor, "sense", None)):
         raise SensorError("a sensor needs a method `sense(location)`")
     last = grid.num_locations - 1
-    centre = grid.index((grid.rows // 2, grid.columns // 2))
     corners = [0, grid.columns - 1, last - grid.columns + 1, last]
-    tried = [*corners, centre] if locations is None else locations
+    tried = [*corners, grid.centre] if locations is None else locations
     kept: list[tuple[int, Tensor, Tensor]] = []
     for location in dict.fromkeys(tried):
         glimpse = sensor.sense(location)

@@ -92,14 +92,15 @@ async function openFile(file) {
   });
 }
 
-// Opens the sessions: the agent's own first, and the others where that one starts.
+// Opens the sessions: the agent's own first, at the centre or where a seed says, and the others where that one starts.
 async function begin(scene, seed) {
   pause();
   run += 1;
   tracks?.forEach((track) => track.close());
   const fresh = boards.map((board, index) => new Track(agent, scene, [agent.policy, ...rivalPolicies()][index]));
   const repeatable = seed ?? Math.max(0, sceneNumber);
-  await fresh[0].open(null, repeatable);
+  const centre = [agent.grid.rows, agent.grid.columns].map((count) => Math.floor(count / 2));
+  await fresh[0].open(seed === undefined ? centre : null, repeatable);
   await Promise.all(fresh.slice(1).map((track) => track.open(fresh[0].first, repeatable)));
   tracks = fresh;
   time = 0;
