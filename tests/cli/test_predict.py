@@ -104,6 +104,13 @@ def test_the_same_image_gets_the_same_answer(agent_folder, pictures, capsys):
     assert len(firsts) > 2
 
 
+def test_the_agent_need_not_come_first(agent_folder, pictures, capsys):
+    first, second = pictures / "a.png", pictures / "b.jpg"
+    right = predict(capsys, agent_folder, first, second, "--json")
+    for words in ((first, agent_folder, second), (first, second, agent_folder)):
+        assert predict(capsys, *words, "--json") == right
+
+
 def test_pictures_are_drawn(agent_folder, pictures, tmp_path, capsys):
     strip, gif = tmp_path / "strip.png", tmp_path / "look.gif"
     said = predict(capsys, agent_folder, pictures, "--threshold", "1", "--strip", strip, "--gif", gif)

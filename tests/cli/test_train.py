@@ -16,6 +16,7 @@ from images import make_image_folder
 
 import stam
 from stam import cli
+from stam.cli.recipes import recipe_first
 from stam.data import SplitRecord
 from stam.learning import finetuning
 from stam.learning.loop import Meter
@@ -204,6 +205,30 @@ class TestMistakesBeforeTheFirstBatch:
             capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--glimpse-size", "15"
         )
         assert "does not divide" in complaint
+
+    def test_a_misspelt_folder_is_called_that(self, images, tmp_path, capsys, monkeypatch):
+        monkeypatch.chdir(images.parent)
+        near = f"did you mean '{images.name}'?"
+        for word in (images.name + "z", f"./{images.name}z", f"~/../{images.name}/nowhere/at/all"):
+            complaint = fails(capsys, "train", word, "--out", tmp_path / "x")
+            assert f"no such folder: '{word}'" in complaint and "fmow" not in complaint
+        assert f"no such folder: 'x{images.name}'; {near}" in fails(
+            capsys, "train", f"x{images.name}", "--out", tmp_path / "x"
+        )
+        assert "no such folder" in fails(capsys, "teacher", "no/such", "--out", tmp_path / "x")
+        assert "did you mean 'gfnet'" in fails(capsys, "train", "gfnt", "--out", tmp_path / "x")
+        complaint = fails(capsys, "train", "qqqq", images, "--out", tmp_path / "x")
+        assert "unknown recipe 'qqqq': stam train --help lists them" in complaint
+
+    def test_data_and_recipe_may_be_swapped(self, images, tmp_path, capsys):
+        swapped = fails(capsys, "train", images, "timy", "--out", tmp_path / "x")
+        assert "unknown recipe 'timy': did you mean 'tiny'?" in swapped
+        for command, recipe in (("train", "tiny"), ("train", "gfnet"), ("teacher", "tiny")):
+            complaint = fails(capsys, command, images, recipe, "--out", tmp_path / "x", "--num-workers", "-1")
+            assert "num_workers" in complaint and "recipe" not in complaint
+        assert recipe_first(["digits", "tiny"]) == ["tiny", "digits"]
+        assert recipe_first(["digits", "imgz"]) == ["digits", "imgz"]
+        assert recipe_first(["tiny", "digits"]) == ["tiny", "digits"]
 
     def test_data(self, tmp_path, capsys):
         assert "no such data" in fails(

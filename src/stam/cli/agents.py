@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stam.errors import require
+from stam.errors import WeightsError, require
 from stam.fast import prepare
 from stam.learning.runs import recorded_resize_size
 from stam.model.agent import Looker
@@ -26,6 +26,15 @@ def open_agent(
     loaded = load_agent(found.folder)
     agent = prepare(loaded if threshold is None else loaded.configure(threshold=threshold), fast)
     return agent, _resize_size(found, loaded, resize_size)
+
+
+def names_agent(source: str | Path) -> bool:
+    """Tells whether a word of the command line means an agent."""
+    try:
+        find_agent(source)
+    except WeightsError:
+        return False
+    return True
 
 
 def open_looker(

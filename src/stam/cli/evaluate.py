@@ -6,7 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from stam.cli.parsing import next_command, parse
+from stam.cli.agents import names_agent
+from stam.cli.parsing import next_command, parse, split_positionals
 from stam.cli.processes import processes
 from stam.errors import require
 from stam.evaluation import Evaluation, EvaluationPlan, evaluate_run
@@ -71,7 +72,7 @@ class Arguments:
 
 def run(arguments: list[str]) -> None:
     """Runs the command."""
-    given = parse(Arguments, "evaluate", arguments)
+    given = parse(Arguments, "evaluate", with_data(arguments))
     with processes(given.device) as device:
         evaluation, path = evaluate_run(
             given.run,
@@ -92,6 +93,19 @@ def run(arguments: list[str]) -> None:
             next_command(f"stam figures {given.run}")
         else:
             next_command(f"stam figures {given.run} --evaluation {path}")
+
+
+def with_data(arguments: list[str]) -> list[str]:
+    """Returns the arguments with data that was named beside the run, before it or after it, as --data."""
+    words, options = split_positionals(arguments, most=2)
+    if len(words) < 2:
+        return arguments
+    require(
+        not any(option.split("=")[0] == "--data" for option in options),
+        f"data is named twice, '{words[1]}' and --data: leave one out",
+    )
+    run, data = words[::-1] if not names_agent(words[0]) and names_agent(words[1]) else words
+    return [run, "--data", data, *options]
 
 
 def plan_of(given: Arguments) -> EvaluationPlan:

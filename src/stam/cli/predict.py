@@ -12,7 +12,7 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-from stam.cli.agents import open_looker
+from stam.cli.agents import names_agent, open_looker
 from stam.cli.parsing import next_command, parse
 from stam.data import decode_image
 from stam.data.folder import image_files
@@ -101,8 +101,9 @@ def run(arguments: list[str]) -> None:
         require(
             path is None or path.absolute().parent.is_dir(), f"{name} '{path}': its folder does not exist"
         )
-    paths = find_images(given.images)
-    looker, resize_size = open_looker(given.agent, given.resize_size, fast=given.fast)
+    agent, images = agent_first(given.agent, given.images)
+    paths = find_images(images)
+    looker, resize_size = open_looker(agent, given.resize_size, fast=given.fast)
     how = looking_of(given)
     stories: list[Story] = []
     answers: list[Answer] = []
@@ -117,7 +118,17 @@ def run(arguments: list[str]) -> None:
     unreadable = [answer for answer in answers if answer.error]
     if unreadable:
         raise DataError(f"{len(unreadable)} of {len(answers)} images could not be read: see above")
-    next_command(f"stam serve {given.agent}")
+    next_command(f"stam serve {agent}")
+
+
+def agent_first(agent: str, images: Sequence[Path]) -> tuple[str, Sequence[Path]]:
+    """Returns the agent and the images, also where the agent was not named first."""
+    if names_agent(agent):
+        return agent, images
+    agents = [path for path in images if names_agent(path)]
+    if len(agents) != 1:
+        return agent, images
+    return str(agents[0]), [Path(agent), *(path for path in images if path != agents[0])]
 
 
 def find_images(given: Sequence[Path]) -> list[Path]:

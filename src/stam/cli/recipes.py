@@ -1,8 +1,10 @@
 """The words that `stam train` and `stam teacher` take before their options, and what may go with --resume."""
 
+import difflib
 from pathlib import Path
 
-from stam.errors import ConfigError, require
+from stam.data.sources import DIGITS, is_data, nearest_data
+from stam.errors import ConfigError, DataError, StamError, require
 from stam.learning.experiment import recipe_of, reopen
 from stam.learning.recipes import RECIPES, get_recipe
 from stam.learning.runs import RunError
@@ -10,6 +12,8 @@ from stam.zoo import SYSTEMS
 
 DEFAULT_RECIPE = "digits"
 DEFAULT_FOR_IMAGES = "tiny"
+_NAMES = (*RECIPES, *SYSTEMS)
+_ALIKE = 0.75  # how much like a recipe's name a word must be to be meant as one
 _WITH_RESUME = ("--resume", "--out", "--tensorboard")
 
 
@@ -30,6 +34,25 @@ def recipes_and_data(in_full: bool) -> str:
     )
 
 
+def recipe_first(positionals: list[str]) -> list[str]:
+    """Returns RECIPE and DATA in that order, also where they were written the other way round."""
+    if len(positionals) != 2:
+        return positionals
+    first, second = positionals
+    first_is_data = first == DIGITS or (first not in _NAMES and is_data(first))
+    second_is_recipe = second in _NAMES and second != DIGITS
+    swapped = first_is_data and not is_data(second) and (second_is_recipe or first != DIGITS)
+    return [second, first] if swapped else positionals
+
+
+def _unknown(word: str) -> StamError:
+    """Says what a word may have meant that is neither a recipe nor data: a misspelt folder is more likely."""
+    close = difflib.get_close_matches(word, _NAMES, n=1, cutoff=_ALIKE)
+    if close:
+        return ConfigError(f"unknown recipe '{word}': did you mean '{close[0]}'?")
+    return DataError(f"no such folder: '{word}'; {nearest_data(Path(word).expanduser())}")
+
+
 def choose_recipe(positionals: list[str], without_data: bool = False) -> tuple[str, str | None]:
     """Returns the recipe and the data that the words before the options name.
 
@@ -40,7 +63,9 @@ def choose_recipe(positionals: list[str], without_data: bool = False) -> tuple[s
     if not positionals:
         return DEFAULT_RECIPE, None
     first, *rest = positionals
-    if first not in RECIPES and not rest and Path(first).exists():
+    if first not in RECIPES and not rest:
+        if not is_data(first):
+            raise _unknown(first)
         return DEFAULT_FOR_IMAGES, first
     get_recipe(first)
     needs_data = not first.startswith("digits") and not without_data

@@ -11,7 +11,7 @@ import tyro
 from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
 from stam.cli.processes import processes
-from stam.cli.recipes import choose_recipe, recipes_and_data, refuse, require_as_begun
+from stam.cli.recipes import choose_recipe, recipe_first, recipes_and_data, refuse, require_as_begun
 from stam.config import AgentConfig
 from stam.learning import distributed, experiment
 from stam.learning.recipes import get_recipe
@@ -54,6 +54,7 @@ class Arguments:
 def run(arguments: list[str]) -> None:
     """Fine-tunes a teacher, or goes on with one."""
     positionals, options = split_positionals(arguments, most=2)
+    positionals = recipe_first(positionals)
     refuse(options, ("--agent.num-classes", "--agent.labels"), "the classes come from the data")
     refuse(options, ("--agent.preprocess-size",), "it is --resize-size of the data")
     refuse(options, ("--path",), "name the data after the recipe")

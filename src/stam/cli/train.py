@@ -13,7 +13,7 @@ from stam.cli import zoo
 from stam.cli.logging import tensorboard_logger
 from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
 from stam.cli.processes import processes
-from stam.cli.recipes import choose_recipe, recipes_and_data, refuse, require_as_begun
+from stam.cli.recipes import choose_recipe, recipe_first, recipes_and_data, refuse, require_as_begun
 from stam.config import CORE_SIZES, AgentConfig
 from stam.errors import require
 from stam.learning import distributed, experiment
@@ -74,6 +74,7 @@ class Arguments:
 def run(arguments: list[str]) -> None:
     """Trains an agent or a system of the zoo, or goes on with a run."""
     positionals, options = split_positionals(arguments, most=2)
+    positionals = recipe_first(positionals)
     if zoo.is_meant(positionals, options):
         zoo.train(positionals, options)
         return

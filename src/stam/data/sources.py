@@ -64,6 +64,12 @@ def open_for_evaluation(
     return scenes if scenes.classes == classes else Relabelled(scenes, classes)
 
 
+def is_data(source: str) -> bool:
+    """Tells whether a word names something to open: a path that exists, tar files, or a URL."""
+    path = Path(source).expanduser()
+    return path.exists() or is_url(source) or bool(find_shards(path))
+
+
 def is_what_was_split(source: str | Path, record: SplitRecord) -> bool:
     """Tells whether a source holds the images of a recorded split, by their names."""
     try:
@@ -88,10 +94,10 @@ def _open(source: str | Path, plan: SplitPlan) -> Splits:
         return open_clutter(path, plan.seed)
     if path.is_file():
         raise DataError(f"{path} is a file: give a folder of class folders, a .tar, or the word '{DIGITS}'")
-    raise DataError(f"no such data: {source}; {_nearest(path)}")
+    raise DataError(f"no such data: {source}; {nearest_data(path)}")
 
 
-def _nearest(path: Path) -> str:
+def nearest_data(path: Path) -> str:
     """Says which path that exists the user may have meant."""
     if difflib.get_close_matches(str(path), [DIGITS], cutoff=0.7):
         return f"did you mean '{DIGITS}'?"

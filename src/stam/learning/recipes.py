@@ -5,12 +5,13 @@ lists all.
 """
 
 import dataclasses
+import difflib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from stam.config import CORE_SIZES, AgentConfig
-from stam.errors import ConfigError, did_you_mean
+from stam.errors import ConfigError
 from stam.settings import AugmentConfig, DataConfig, RunConfig, TeacherConfig, TrainingConfig
 
 Recipe = Callable[[], RunConfig]
@@ -236,5 +237,7 @@ RECIPES: dict[str, Recipe] = _all()
 def get_recipe(name: str) -> RunConfig:
     """Returns a recipe's configuration; an unknown name names the nearest."""
     if name not in RECIPES:
-        raise ConfigError(f"unknown recipe '{name}': {did_you_mean(name, RECIPES)}")
+        close = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.5)
+        hint = f"did you mean '{close[0]}'?" if close else "stam train --help lists them"
+        raise ConfigError(f"unknown recipe '{name}': {hint}")
     return RECIPES[name]()
