@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from images import make_image_folder
 from PIL import Image
 from safetensors.torch import save_file
@@ -178,11 +177,21 @@ def test_tables_and_links_are_whole(file):
         assert target.startswith("https://") or (ROOT / file).parent.joinpath(target).exists(), target
 
 
-def test_the_readmes_python_runs(capsys):
-    torch.manual_seed(0)
+def test_the_readmes_python_runs_and_says_what_it_is_said_to(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for block in blocks("README.md", "python"):
         exec(compile(block, "README.md", "exec"), {})
-    assert capsys.readouterr().out.strip()
+    first, path, last = capsys.readouterr().out.splitlines()
+    label, confidence, count = first.split()
+    stated = re.search(r"found.glimpses\) +# (\w+) ([\d.]+) (\d+)", (ROOT / "README.md").read_text())
+    assert (label, f"{float(confidence):.2f}", count) == stated.groups()
+    assert path.startswith("[(3, 3), (4, 3), ") and last.split()[0] == label
+    with Image.open(tmp_path / "looking.png") as picture:
+        assert picture.width > 168
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
 def test_the_zoos_python_runs():
