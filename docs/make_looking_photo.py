@@ -22,7 +22,7 @@ def main() -> None:
     image = Image.fromarray(np.asarray(load_sample_image("china.jpg")))
     image.save(photo)
     try:
-        cli.main(["predict", "imagenette-tiny", str(photo), "--seed", "3", "--strip", str(OUT)])
+        cli.main(["predict", "imagenette-tiny", str(photo), "--first-location", "2,5", "--strip", str(OUT)])
     finally:
         photo.unlink()
     strip = Image.open(OUT).convert("RGB")
