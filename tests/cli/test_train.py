@@ -444,7 +444,7 @@ def test_help_shows_a_few_options_and_help_all_every_one(command, capsys):
 def test_help_shows_the_defaults_in_force(capsys):
     assert "package:imagenette-tiny" in help_of(capsys, "train", "tiny", "--help")
     assert "(default: 62)" in help_of(capsys, "train", "tiny", "--help")
-    assert "package:digits-core" in help_of(capsys, "train", "digits", "--help")
+    assert "package:digits-causal-core" in help_of(capsys, "train", "digits", "--help")
     assert "--actor-width" in help_of(capsys, "train", "tiny", "--help-all")
 
 

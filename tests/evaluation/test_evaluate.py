@@ -287,7 +287,7 @@ def test_results_of_earlier_versions_are_read():
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("num_glimpses", 99, "num_glimpses must be from 1 to 4, got 99"),
+        ("num_glimpses", 99, "pixels must have 99 entries, got 4"),
         ("seeds", [], "seeds must name at least one"),
         ("pixels", [1], "pixels must have 4 entries, got 1"),
         ("accuracy.ensemble.top1.mean", [0.5], "mean must have 4 entries, got 1"),

@@ -101,7 +101,7 @@ def test_a_teacher_without_features_is_refused_before_it_is_fine_tuned():
 
 
 def test_an_epoch_shows_one_in_t_of_the_data_and_another_part_each_time():
-    config = get_recipe("digits")
+    config = get_recipe("digits-paper")
     training = dataclasses.replace(config.training, batch_size=10, num_glimpses=5, epochs=3)
     config = dataclasses.replace(config, training=training)
     made = plan(200, config)
