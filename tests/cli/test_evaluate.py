@@ -251,7 +251,7 @@ def test_an_interrupted_evaluation_leaves_the_old_result(home, capsys, monkeypat
 def test_training_images_are_never_evaluated_on_however_the_folder_is_written(tmp_path, capsys, monkeypatch):
     data = make_image_folder(tmp_path / "images", train=8, split=False)
     monkeypatch.chdir(tmp_path)
-    stam_says(capsys, "train", "tiny", "images", "--out", "run", *TINY)
+    stam_says(capsys, "train", "tiny", "images", "--out", "run", "--no-fit", *TINY)
     num_val = json.loads(Path("run/split.json").read_text())["num_val"]
     shutil.copytree(data, tmp_path / "copy")
     (tmp_path / "link").symlink_to(data)
@@ -266,7 +266,7 @@ def test_training_images_are_never_evaluated_on_however_the_folder_is_written(tm
 def test_data_that_shares_images_with_the_training_is_said_to(tmp_path, capsys, monkeypatch):
     make_image_folder(tmp_path / "images", train=8)
     monkeypatch.chdir(tmp_path)
-    stam_says(capsys, "train", "tiny", "images", "--out", "run", *TINY)
+    stam_says(capsys, "train", "tiny", "images", "--out", "run", "--no-fit", *TINY)
     out = tmp_path / "found.json"
     _, err = stam_says(
         capsys, "evaluate", "run", "--data", "images/train", *QUICK, "--examples", "0", "--out", out

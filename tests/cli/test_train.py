@@ -91,7 +91,7 @@ def test_one_word_is_enough_for_a_folder(images, tmp_path):
 
 @pytest.mark.parametrize(
     ("kill", "core"),
-    [(signal.SIGINT, "reencoding"), (signal.SIGKILL, "reencoding"), (signal.SIGINT, "causal")],
+    [(signal.SIGINT, "reencoding"), (signal.SIGKILL, "causal")],
 )
 def test_interrupted_at_any_step_and_resumed_gives_the_same_metrics(images, tmp_path, kill, core):
     settings = [*TINY, "--teacher", str(tmp_path / "teacher"), "--epochs", "16", "--save-minutes", "0"]
