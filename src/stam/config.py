@@ -39,6 +39,18 @@ def require_sensible_numbers(config: Any) -> None:
             require(0 <= value < 2**63, f"{name} must be from 0 to 2**63 - 1, got {value}")
 
 
+def require_at_least_one(config: Any, *names: str) -> None:
+    """Raises where a count is none."""
+    for name in names:
+        require(getattr(config, name) >= 1, f"{name} must be at least 1, got {getattr(config, name)}")
+
+
+def require_not_negative(config: Any, *names: str) -> None:
+    """Raises where a rate or a size is below 0."""
+    for name in names:
+        require(getattr(config, name) >= 0, f"{name} must be 0 or more, got {getattr(config, name)}")
+
+
 def is_writable(text: str) -> bool:
     """Tells whether a text can be written as UTF-8; a file name of other bytes cannot."""
     try:
@@ -212,16 +224,9 @@ class AgentConfig:
         """Checks every setting before anything is built from it."""
         require_sensible_numbers(self)
         _ = self.grid  # raises where the sizes do not divide
-        for name in (
-            "num_classes",
-            "channels",
-            "width",
-            "depth",
-            "num_heads",
-            "actor_width",
-            "critic_width",
-        ):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require_at_least_one(
+            self, "num_classes", "channels", "width", "depth", "num_heads", "actor_width", "critic_width"
+        )
         require_choice("core", self.core, CORES)
         require(
             self.width % self.num_heads == 0,

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stam.config import AgentConfig, require_sensible_numbers, require_timm_name
+from stam.config import (
+    AgentConfig,
+    require_at_least_one,
+    require_not_negative,
+    require_sensible_numbers,
+    require_timm_name,
+)
 from stam.errors import require, require_choice
 
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -217,7 +223,8 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         """Checks the settings."""
         require_sensible_numbers(self)
-        for name in (
+        require_at_least_one(
+            self,
             "num_glimpses",
             "short_episode_glimpses",
             "epochs",
@@ -227,9 +234,9 @@ class TrainingConfig:
             "try_every",
             "validate_every",
             "validation_images",
-        ):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in (
+        )
+        require_not_negative(
+            self,
             "base_lr",
             "critic_lr",
             "min_lr",
@@ -238,8 +245,7 @@ class TrainingConfig:
             "short_episodes",
             "seed",
             "save_minutes",
-        ):
-            require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
+        )
         rate = self.actor_lr
         require(rate is None or rate >= 0, f"actor_lr must be 0 or more, or none, got {rate}")
         share = self.epoch_share
@@ -324,10 +330,10 @@ class TeacherConfig:
     def __post_init__(self) -> None:
         """Checks the settings."""
         require_sensible_numbers(self)
-        for name in ("epochs", "batch_size", "validate_every"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("base_lr", "min_lr", "warmup_epochs", "weight_decay", "mixup", "cutmix", "seed"):
-            require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
+        require_at_least_one(self, "epochs", "batch_size", "validate_every")
+        require_not_negative(
+            self, "base_lr", "min_lr", "warmup_epochs", "weight_decay", "mixup", "cutmix", "seed"
+        )
         for name in ("smoothing", "erasing", "drop_path"):
             given = getattr(self, name)
             require(0 <= given < 1, f"{name} must be in [0, 1), got {given}")

@@ -44,6 +44,18 @@ print(len(Counting.loaded))
 """
 
 
+def wait_for(workers: list[subprocess.Popen]) -> None:
+    """Waits for processes that run together; one that fails, or takes too long, ends all."""
+    try:
+        for worker in workers:
+            _, errors = worker.communicate(timeout=120)
+            assert worker.returncode == 0, errors.decode()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
@@ -58,14 +70,7 @@ def folder(tmp_path_factory) -> Path:
         subprocess.Popen([sys.executable, script, folder, str(rank)], env=environment, stderr=subprocess.PIPE)
         for rank in range(3)
     ]
-    try:
-        for worker in workers:
-            _, errors = worker.communicate(timeout=120)
-            assert worker.returncode == 0, errors.decode()
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    wait_for(workers)
     return folder
 
 
@@ -119,11 +124,4 @@ def test_all_find_the_result_that_the_first_writes(tmp_path):
         )
         for rank in range(2)
     ]
-    try:
-        for worker in workers:
-            _, errors = worker.communicate(timeout=120)
-            assert worker.returncode == 0, errors.decode()
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    wait_for(workers)

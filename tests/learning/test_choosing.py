@@ -123,7 +123,7 @@ def test_the_speed_is_measured(small):
     assert fitted.speed.agent.image > 0 and fitted.speed.look > 0
     assert fitted.speed.teacher is not None
     assert fitted.expected(fitted.choice.config).teacher > 0
-    assert fitted.choice.config.start_from_teacher and fitted.num_classes == 3
+    assert fitted.choice.config.start_from_teacher and len(fitted.splits.train.classes) == 3
 
 
 def test_a_given_teacher_costs_nothing(small):

@@ -104,10 +104,14 @@ def run(arguments: list[str]) -> None:
             RunFolder.require_free(out)
             fitted = fit_recipe(parsed, options)
             parsed = parse(Arguments, "train", options, arguments_of(fitted.choice.config, parsed))
-            experiment.require_batches(fitted.num_train, parsed.training.batch_size, "--batch-size")
+            given, num_train = config_of(parsed), len(fitted.splits.train)
+            experiment.require_batches(num_train, given.training.batch_size, "--batch-size")
+            if given.teacher is None:
+                size = given.teacher_training.batch_size
+                experiment.require_batches(num_train, size, "--teacher-training.batch-size")
             if distributed.rank() == 0:
-                explain(fitted, config_of(parsed))
-            experiment.begin(config_of(parsed), out, recipe, loggers)
+                explain(fitted, given)
+            experiment.begin(given, out, recipe, loggers, fitted.splits)
         else:
             experiment.begin(config_of(parsed), out, recipe, loggers)
         if distributed.rank() == 0:
@@ -157,9 +161,10 @@ def explain(fitted: Fit, config: RunConfig) -> None:
     expected = fitted.expected(config)
     parts = [f"{duration(expected.agent)} for the agent"]
     parts += [f"{duration(expected.teacher)} for its teacher"] if expected.teacher else []
-    images = f"{fitted.num_train:,} training and {fitted.num_val:,} validation images"
+    train, val = fitted.splits.train, fitted.splits.val
+    images = f"{len(train):,} training and {len(val):,} validation images"
     lines = [
-        f"{images} of {fitted.num_classes} classes; chosen for them:",
+        f"{images} of {len(train.classes)} classes; chosen for them:",
         *(f"  {reason}" for reason in fitted.choice.reasons),
         f"  core {config.agent.core}, on {name}",
         f"expected time: {duration(expected.total)} ({', '.join(parts)})",

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from stam.learning.loop import Plan
 from stam.learning.survey import Survey
 from stam.settings import RunConfig
 
@@ -72,7 +73,7 @@ def choose(
         feature_weight: Weight of following the teacher's features, 0 where that has none of this width.
     """
     batch, epochs, share = _amount(survey.num_images, config.agent.core, effort)
-    num_batches = epochs * max(1, int(share * survey.num_images) // batch)
+    num_batches = Plan(survey.num_images, epochs, batch, share, seed=0).num_batches()
     rate, why_rate = _rate(config, survey, batch)
     longer = effort > 1.2
     training = dataclasses.replace(
@@ -104,7 +105,7 @@ def choose(
     shown = f"{epochs} epochs" if share == 1 else f"{epochs} epochs of {100 * share:.2g}% of the images"
     reasons = [
         f"{shown}, batch {batch}: for {survey.num_images:,} images" + _why_effort(effort),
-        f"learning rate {rate:.1e}: {why_rate}",
+        f"learning rate {training.base_lr:.1e}: {why_rate}",
         _why_flips(survey),
     ]
     if config.teacher is None:
@@ -132,19 +133,26 @@ def _amount(num_images: int, core: str, effort: float) -> tuple[int, int, float]
     total = episodes(num_images, core) * effort
     wanted = max(_SMALLEST_BATCH, total / _PACES[core].batches)
     batch = _round_down(min(_LARGEST_BATCH, wanted, num_images / 2))
-    epochs = max(total / num_images, min(40, total / batch))  # schedules go by epochs: 40 make them smooth
+    return batch, *_epochs_and_share(total, num_images, batch, least_epochs=40)
+
+
+def _epochs_and_share(total: float, num_images: int, batch: int, least_epochs: int) -> tuple[int, float]:
+    """Returns epochs, and the share of the images each shows, that show so many images in all.
+
+    Learning rates go by epochs: a few tens of them make the schedule smooth, though each shows few images.
+    """
+    epochs = max(total / num_images, min(least_epochs, total / batch))
     share = min(1.0, max(total / (num_images * epochs), batch / num_images))
-    return batch, max(1, round(epochs)), 1.0 if share > 0.95 else share
+    return max(1, round(epochs)), 1.0 if share > 0.95 else share
 
 
 def _teacher(config: RunConfig, num_images: int, effort: float) -> tuple[dict[str, Any], str]:
     total = teacher_images(num_images) * min(effort, 1.0)
     batch = _round_down(min(_TEACHER_BATCH, max(_SMALLEST_BATCH / 2, total / _TEACHER_UPDATES), num_images))
-    epochs = max(total / num_images, min(10, total / batch))
-    share = min(1.0, max(total / (num_images * epochs), batch / num_images))
+    epochs, share = _epochs_and_share(total, num_images, batch, least_epochs=10)
     settings = {
-        "epochs": max(1, round(epochs)),
-        "epoch_share": 1.0 if share > 0.95 else share,
+        "epochs": epochs,
+        "epoch_share": share,
         "batch_size": batch,
         "base_lr": _TEACHER_RATE * math.sqrt(_TEACHER_BATCH / batch),
         "warmup_epochs": 1,

@@ -16,9 +16,11 @@ from stam.data.randomness import random_order
 from stam.fast import prepare
 from stam.learning import distributed
 from stam.learning.finetuning import TeacherLearner
+from stam.learning.finetuning import plan as teacher_plan
 from stam.learning.loop import Place, num_workers
 from stam.learning.optimisation import autocast, choose_device
-from stam.learning.training import AgentLearner, plan
+from stam.learning.training import AgentLearner
+from stam.learning.training import plan as training_plan
 from stam.model.agent import Agent, evaluating
 from stam.model.teacher import Teacher
 from stam.scene.pixels import normalise
@@ -114,18 +116,15 @@ def measure(
 def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int) -> ExpectedTime:
     """Returns how long a training takes at a measured speed."""
     training, how = config.training, config.teacher_training
-    looked_at = min(num_val, training.validation_images) * _validations(
-        training.epochs, training.validate_every
-    )
-    agent = (
-        speed.agent.of(plan(num_train, config).num_batches(), training.batch_size) + looked_at * speed.look
-    )
+    looks = _validations(training.epochs, training.validate_every) * min(num_val, training.validation_images)
+    num_batches = training_plan(num_train, config).num_batches()
+    agent = speed.agent.of(num_batches, training.batch_size) + looks * speed.look
     if speed.teacher is None:
         return ExpectedTime(0.0, agent)
-    batches = how.epochs * max(1, int(how.epoch_share * num_train) // how.batch_size)
+    num_batches = teacher_plan(num_train, how).num_batches()
     # a whole image forward costs about a third of learning from it
     seen = _validations(how.epochs, how.validate_every) * num_val * speed.teacher.image / 3
-    return ExpectedTime(speed.teacher.of(batches, how.batch_size) + seen, agent)
+    return ExpectedTime(speed.teacher.of(num_batches, how.batch_size) + seen, agent)
 
 
 def _validations(epochs: int, every: int) -> int:

@@ -27,7 +27,13 @@ _TEACHER = "teacher:"  # before the recipe in the record of a teacher's run
 Loggers = tuple[MetricLogger, ...]
 
 
-def begin(config: RunConfig, out: str | Path, recipe: str = "custom", loggers: Loggers = ()) -> Agent:
+def begin(
+    config: RunConfig,
+    out: str | Path,
+    recipe: str = "custom",
+    loggers: Loggers = (),
+    splits: Splits | None = None,
+) -> Agent:
     """Trains an agent in a new run folder, fine-tuning a teacher first where none is named.
 
     Where `torchrun` has started the job again after a failure, it goes on with its own run.
@@ -38,6 +44,7 @@ def begin(config: RunConfig, out: str | Path, recipe: str = "custom", loggers: L
         out: The run folder; it must be empty or absent.
         recipe: What the record of the run calls the configuration.
         loggers: Called with every epoch's metrics, beside `metrics.jsonl`.
+        splits: The data, where `open_data` has opened it already.
 
     Raises:
         StamError: The run cannot begin as asked; no folder was made.
@@ -45,7 +52,7 @@ def begin(config: RunConfig, out: str | Path, recipe: str = "custom", loggers: L
     """
     choose_device(config.training.device)
     choose_device(config.teacher_training.device)
-    splits = open_data(config.data)
+    splits = splits or open_data(config.data)
     config = with_classes(config, splits.train.classes)
     require_batches(len(splits.train), config.training.batch_size, "--batch-size")
     agent, teacher = _start(config, splits)

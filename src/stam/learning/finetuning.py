@@ -130,13 +130,27 @@ def finetune(
         Interrupted: Ctrl-C; the state was saved and `resume` goes on from it.
     """
     learner = TeacherLearner(config, data, agent, model, record, val_scenes)
-    plan = Plan(len(train_scenes), config.epochs, config.batch_size, config.epoch_share, config.seed)
     with only_one(run):
         if resume:
             restore(learner, run)
-        run_loop(learner, run, plan, train_scenes, data, "teacher", 10.0, how_to_resume, loggers)
+        run_loop(
+            learner,
+            run,
+            plan(len(train_scenes), config),
+            train_scenes,
+            data,
+            "teacher",
+            10.0,
+            how_to_resume,
+            loggers,
+        )
     teacher, _ = load_teacher_folder(run.path / "best")
     return teacher
+
+
+def plan(num_scenes: int, config: TeacherConfig) -> Plan:
+    """Returns which scenes a fine-tuning shows when."""
+    return Plan(num_scenes, config.epochs, config.batch_size, config.epoch_share, config.seed)
 
 
 class TeacherLearner(Learner):

@@ -1,18 +1,18 @@
 """Fits a recipe to somebody's images, this machine and the time there is, before a run begins."""
 
 import copy
-import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from stam.data import Scenes, open_scenes
+from stam.data import Scenes, Splits
 from stam.errors import StamError, WeightsError
 from stam.learning import distributed
 from stam.learning.choosing import MOST_EFFORT, Choice, choose
 from stam.learning.expected_time import ExpectedTime, Speed, expected_time, measure
+from stam.learning.experiment import open_data, with_classes
 from stam.learning.finetuning import build_student
 from stam.learning.optimisation import choose_device
 from stam.learning.survey import Survey, look_at
@@ -35,22 +35,18 @@ class Fit:
     Attributes:
         choice: The settings and why.
         speed: What was measured.
-        num_train: Training images.
-        num_val: Validation images.
-        num_classes: Their classes.
+        splits: The images, opened and checked.
         note: What to know of the time, for a person to read; may be empty.
     """
 
     choice: Choice
     speed: Speed
-    num_train: int
-    num_val: int
-    num_classes: int
+    splits: Splits
     note: str
 
     def expected(self, config: RunConfig) -> ExpectedTime:
         """Returns how long a training takes, of these images on this machine."""
-        return expected_time(config, self.speed, self.num_train, self.num_val)
+        return expected_time(config, self.speed, len(self.splits.train), len(self.splits.val))
 
 
 def default_core(device: str) -> str:
@@ -71,17 +67,11 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
     """
     began = time.monotonic()
     device = choose_device(config.training.device)
-    data = config.data
-    splits = open_scenes(
-        data.path, val_fraction=data.val_fraction, test_fraction=data.test_fraction, seed=data.split_seed
-    )
+    splits = open_data(config.data)
     train, val = splits.train, splits.val
-    agent_config = dataclasses.replace(
-        config.agent, num_classes=len(train.classes), labels=tuple(train.classes)
-    )
-    config = dataclasses.replace(config, agent=agent_config)
+    config = with_classes(config, tuple(train.classes))
     torch.manual_seed(config.training.seed)
-    agent = start_agent(config.init, agent_config, config.class_indices)
+    agent = start_agent(config.init, config.agent, config.class_indices)
     teacher, model, is_like_agent = _find_teacher(config, agent, train)
     survey = Survey(len(train), len(train.classes))
     if config.init != NOTHING:
@@ -115,7 +105,7 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
         elif not given:
             note = f"a CPU is given {minutes:g} minutes; --minutes N gives it more or less"
     choice = choose(config, survey, effort, teacher_effort, feature_weight)
-    return Fit(choice, speed, len(train), len(val), len(train.classes), note)
+    return Fit(choice, speed, splits, note)
 
 
 def _find_teacher(

@@ -101,10 +101,8 @@ def _accuracy(features: np.ndarray, labels: np.ndarray) -> float | None:
     num_images, right = features.shape[1], []
     for fold in range(_FOLDS):
         held_out = np.arange(num_images) % _FOLDS == fold
-        known, known_labels = (
-            features[:, ~held_out].reshape(-1, features.shape[2]),
-            labels[:, ~held_out].ravel(),
-        )
+        known = features[:, ~held_out].reshape(-1, features.shape[2])
+        known_labels = labels[:, ~held_out].ravel()
         if len(np.unique(known_labels)) < 2 or not held_out.any():
             return None
         mean, scale = known.mean(axis=0), known.std(axis=0) + 1e-6

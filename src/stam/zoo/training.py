@@ -15,7 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stam.config import from_plain, require_sensible_numbers, to_plain
+from stam.config import (
+    from_plain,
+    require_at_least_one,
+    require_not_negative,
+    require_sensible_numbers,
+    to_plain,
+)
 from stam.data import (
     BatchLoader,
     ClutteredScenes,
@@ -93,10 +99,8 @@ class ZooTraining:
     def __post_init__(self) -> None:
         """Checks the settings."""
         require_sensible_numbers(self)
-        for name in ("epochs", "batch_size", "validate_every", "validation_images"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("lr", "backbone_lr", "weight_decay", "seed", "save_minutes"):
-            require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
+        require_at_least_one(self, "epochs", "batch_size", "validate_every", "validation_images")
+        require_not_negative(self, "lr", "backbone_lr", "weight_decay", "seed", "save_minutes")
         require(self.max_norm > 0, f"max_norm must be above 0, got {self.max_norm}")
         require_choice("precision", self.precision, PRECISIONS)
 
