@@ -251,6 +251,20 @@ def test_damaged_tables_and_shards_are_said_so(home, tmp_path):
     np.save(tmp_path / "train.npy", np.array([{}]), allow_pickle=True)
     with pytest.raises(DataError, match="damaged"):
         open_scenes(tmp_path)
+    whole = (home / "packed/train.npy").read_bytes()
+    (tmp_path / "train.npy").write_bytes(whole.replace(b"'<u8'", b"'<u\x93'"))
+    with pytest.raises(DataError, match="damaged .train.npy cannot be read"):
+        open_scenes(tmp_path)
+
+
+def test_damaged_tables_at_a_url_are_said_so(home, bucket):
+    files = pytest.importorskip("fsspec").filesystem("memory")
+    whole = (home / "packed/train.npy").read_bytes()
+    for damaged in (whole[:200], whole.replace(b"(24,)", b"(9**9,)"), b"", whole[:9] + whole[12:]):
+        files.pipe("/bucket/train.npy", damaged)
+        with pytest.raises(DataError, match="damaged .train.npy"):
+            open_scenes("memory://bucket")
+    files.pipe("/bucket/train.npy", whole)
 
 
 @pytest.mark.parametrize(("name", "size"), [("a/x.png", 5 * 2**30), ("a/x.cls", 5_000)])

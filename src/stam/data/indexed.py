@@ -208,16 +208,25 @@ def _names(shards: list[Any]) -> list[str]:
 
 def _open_table(root: str, part: str) -> np.ndarray:
     place = f"{root}/{part}.npy"
-    if is_url(root):
-        table = np.load(io.BytesIO(read_bytes(place)), allow_pickle=False)
-    else:
-        try:
-            table = np.load(place, mmap_mode="r", allow_pickle=False)
-        except OSError as error:
-            raise DataError(f"cannot read {place}: {error}") from error
-    if table.dtype != TABLE or table.ndim != 1:
+    try:
+        table = _parse_table(read_bytes(place)) if is_url(root) else np.load(place, mmap_mode="r")
+    except OSError as error:
+        raise DataError(f"cannot read {place}: {error}") from error
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file makes numpy raise nearly anything
+        raise ValueError(f"{part}.npy cannot be read") from error
+    if not isinstance(table, np.ndarray) or table.dtype != TABLE or table.ndim != 1:
         raise ValueError(f"{part}.npy holds something else")
     return table
+
+
+def _parse_table(content: bytes) -> np.ndarray:
+    """Returns the table in a file; no memory is taken for more than there is."""
+    file = io.BytesIO(content)
+    np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    return np.frombuffer(content, dtype, count=int(np.prod(shape)), offset=file.tell()).reshape(shape)
 
 
 def _is_next(read: ByteRange, part: ByteRange) -> bool:
