@@ -1,21 +1,38 @@
-"""Time and memory from the start of a training loop to its first batch, with as many images as ImageNet has.
+"""What a training takes before it trains.
 
-The images are made up (one grey pixel each), so that what is measured is the plan of the run, not the disk.
-Example: `python benchmarks/startup.py --images 1281167`.
+    python benchmarks/startup.py plan --images 1281167
+    python benchmarks/startup.py kernels --size small --batch 256
+
+`plan`: time and memory to the first batch, with as many images as ImageNet has. They are made up (one grey
+pixel each), so that what is measured is the plan of the run, not the disk.
+
+`kernels`: the first batches of a training on a GPU in new processes, one after another. They share a folder
+of compiled kernels that is empty at first (`TRITON_CACHE_DIR`; otherwise it is `~/.triton/cache`): the first
+process compiles, the others find what it compiled.
 """
 
 import argparse
 import itertools
+import json
+import os
 import resource
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
+import torch
 
+from stam.config import AgentConfig
 from stam.data import RawBatch
-from stam.learning.loop import load_batches
+from stam.evaluation.speed import make_learner, random_batch
+from stam.evaluation.timing import synchronise
+from stam.learning.loop import Place, load_batches
 from stam.learning.recipes import get_recipe
 from stam.learning.training import plan
-from stam.settings import DataConfig
+from stam.settings import DataConfig, RunConfig, TrainingConfig
 
 
 class MadeUpScenes:
@@ -37,10 +54,56 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("what", nargs="?", choices=("plan", "kernels", "first-batches"), default="plan")
     parser.add_argument("--images", type=int, default=1_281_167, help="training images (default: ImageNet's)")
     parser.add_argument("--recipe", default="imagenet-small", help="whose plan to follow")
     parser.add_argument("--batches", type=int, default=30, help="batches to load after it (default: 30)")
+    parser.add_argument("--size", default="small", help="kernels: of the agent")
+    parser.add_argument("--batch", type=int, default=256, help="kernels: images of a batch")
+    parser.add_argument("--glimpses", type=int, default=21, help="kernels: of an episode")
+    parser.add_argument("--device", default="cuda", help="kernels: where to train")
+    parser.add_argument("--processes", type=int, default=3, help="kernels: one after another")
     arguments = parser.parse_args()
+    {"plan": plan_run, "kernels": kernels, "first-batches": first_batches}[arguments.what](arguments)
+
+
+def kernels(arguments: argparse.Namespace) -> None:
+    """Starts a training in one new process after another."""
+    command = [sys.executable, __file__, "first-batches", "--device", arguments.device]
+    for option in ("size", "batch", "glimpses"):
+        command += [f"--{option}", str(getattr(arguments, option))]
+    with tempfile.TemporaryDirectory() as cache:
+        for number in range(arguments.processes):
+            began = time.perf_counter()
+            said = subprocess.run(
+                command, env=os.environ | {"TRITON_CACHE_DIR": cache}, stdout=subprocess.PIPE, check=True
+            )
+            whole = time.perf_counter() - began
+            compiled = sum(1 for _ in Path(cache).rglob("*.cubin"))
+            row = {"process": number + 1} | json.loads(said.stdout) | {"compiled kernels": compiled}
+            print(json.dumps(row | {"whole process s": round(whole, 1)}), flush=True)
+
+
+def first_batches(arguments: argparse.Namespace) -> None:
+    """Learns from three batches: the first compiles kernels, the second is captured, the third replayed."""
+    training = TrainingConfig(
+        num_glimpses=arguments.glimpses, batch_size=arguments.batch, device=arguments.device
+    )
+    agent = AgentConfig.of_size(arguments.size, 1000)
+    learner = make_learner(RunConfig(agent=agent, training=training))
+    images, labels = random_batch(learner)
+    seconds = []
+    for index in range(3):
+        synchronise(learner.device)
+        began = time.perf_counter()
+        learner.learn_from(images, labels, Place(0, index, False))
+        synchronise(learner.device)
+        seconds.append(round(time.perf_counter() - began, 2))
+    print(json.dumps({"first three batches s": seconds, "torch": torch.__version__}))
+
+
+def plan_run(arguments: argparse.Namespace) -> None:
+    """Plans a run and loads its first batches."""
     scenes, config = MadeUpScenes(arguments.images), get_recipe(arguments.recipe)
     before, began = peak_megabytes(), time.perf_counter()
     made = plan(len(scenes), config)
