@@ -4,13 +4,17 @@ Parameters are read from the modules themselves, wherever they are at the moment
 usual. Without autocast to half precision, or without Triton, the modules compute for themselves.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stam.fast import kernels
+from stam.fast.bf16_weights import Bf16Weights
+from stam.fast.cpu import scale_and_shift
 from stam.fast.cuda_causal import FusedCausalCore
 from stam.fast.cuda_transformer import encode
 from stam.fast.known import unknown_part
@@ -40,6 +44,16 @@ def fuse_teacher(teacher: Teacher) -> "Teacher | FusedTeacher":
     return FusedTeacher(cast(VisionTransformer, model)) if known else teacher
 
 
+def rounded_weights(agent: Looker) -> AbstractContextManager[None]:
+    """Returns a context in which a fused agent computes with weights that are rounded once, as they are now.
+
+    Outside it every use of a weight rounds it, which takes a small step longer than the step itself.
+    """
+    if not isinstance(agent, FusedLooker):
+        return nullcontext()
+    return Bf16Weights(agent.agent, torch.get_autocast_dtype("cuda")).in_use()
+
+
 class FusedTeacher:
     """A whole-image teacher."""
 
@@ -59,7 +73,7 @@ class FusedLooker(Looker):
     core: Core
 
     def __init__(self, agent: Agent) -> None:
-        self.config, self.positions = agent.config, agent.positions
+        self.agent, self.config, self.positions = agent, agent.config, agent.positions
         core = agent.core
         self.core = FusedCausalCore(core) if isinstance(core, CausalCore) else FusedCore(core)
         self.actor = None if agent.actor is None else FusedActor(agent.actor)
@@ -118,7 +132,7 @@ class FusedCore:
 
 
 class FusedActor:
-    """The actor computed by fused kernels, while it is trained."""
+    """The actor computed by fused kernels; once trained, its batch norms are a part of its weights."""
 
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
@@ -128,6 +142,8 @@ class FusedActor:
     ) -> Float[Tensor, "batch candidates"]:
         """Returns a logit for each candidate."""
         actor = self._actor
+        if not actor.training and not torch.is_grad_enabled() and kernels.usable(state):
+            return _rate(actor, state, candidates)
         if not _has_kernels(actor, state, candidates.numel()):
             return actor(state, candidates)
         from stam.fast.kernels.location_sums import sum_norm_relu
@@ -135,6 +151,20 @@ class FusedActor:
         of_state, of_location = actor.fc0(state, actor.location_embedding)
         rows = sum_norm_relu(of_state, of_location, candidates, actor.bn0)
         return _finish(actor, rows).view(candidates.shape)
+
+
+def _rate(actor: Actor, state: Tensor, candidates: Tensor) -> Float[Tensor, "batch candidates"]:
+    """Returns the logits of an actor that is not trained: a batch norm is a factor and an offset then."""
+    half = torch.get_autocast_dtype("cuda")
+    of_state, of_location = actor.fc0(state, actor.location_embedding)
+    factor, offset = scale_and_shift(actor.bn0)
+    of_state, of_location = (of_state * factor + offset).to(half), (of_location * factor).to(half)
+    rows = (of_state[:, None] + F.embedding(candidates, of_location)).relu_().flatten(0, 1)
+    for layer, norm in ((actor.fc1, actor.bn1), (actor.fc2, actor.bn2)):
+        factor, offset = scale_and_shift(norm)
+        weight, bias = layer.weight * factor[:, None], layer.bias * factor + offset
+        rows = torch._addmm_activation(bias.to(half), rows, weight.to(half).t())  # with ReLU
+    return actor.fc_final(rows).view(candidates.shape)
 
 
 class FusedCritic:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stam.fast import kernels
-from stam.fast.cuda_transformer import Attend, attend_within, embed, through_blocks
+from stam.fast.cuda_transformer import attend_within, embed, through_blocks
 from stam.model.causal import CausalCore, CausalMemory, causal_mask
 from stam.model.randomness import Randomness
 from stam.model.vit import Attention, Block
@@ -96,18 +96,50 @@ class FusedCausalCore:
         core, (batch, new) = self._core, positions.shape
         if isinstance(memory, CausalMemory) or (memory is None and not _fits(core, patches)):
             return core.remember(memory, patches, positions)
-        x = embed(core, patches, positions)
+        owners = torch.arange(batch, dtype=torch.int32, device=patches.device)
         if memory is None:
-            empty = x.new_empty(len(core.blocks), batch, 0, 2 * x.shape[2])
-            rows = _Rows(empty, 0).with_room(0, 4 * new)
-            taken, lengths = 0, torch.zeros(batch, dtype=torch.int32, device=x.device)
+            rows, lengths = self.no_rows(batch, 4 * new, patches.device), torch.zeros_like(owners)
         else:
-            rows = memory.rows.with_room(memory.count, new)
-            taken, lengths = memory.count, memory.lengths
-        attend = _attend_to(rows.values, lengths, core.num_readout, tried=1, keep=True)
-        features = through_blocks(core, x, core.num_readout, attend)
-        rows.count = taken + new
+            rows, lengths = memory.rows.with_room(memory.count, new), memory.lengths
+        features = self.step(patches, positions, rows.values, owners, lengths)
+        rows.count += new
         return FusedCausalMemory(rows, rows.count, lengths + new, features)
+
+    def no_rows(self, places: int, room: int, device: torch.device) -> "_Rows":
+        """Returns room for the keys and values of so many patches of so many scenes."""
+        core, half = self._core, torch.get_autocast_dtype("cuda")
+        shape = len(core.blocks), places, room, 2 * core.pos_embed.shape[2]
+        return _Rows(torch.empty(shape, dtype=half, device=device), 0)
+
+    def step(
+        self,
+        patches: Float[Tensor, "batch patches pixels"],
+        positions: Int[Tensor, "batch patches"],
+        rows: Float[Tensor, "depth places room keys_and_values"],
+        owners: Int[Tensor, " batch"],
+        lengths: Int[Tensor, " batch"],
+        grows: bool = True,
+    ) -> Float[Tensor, "batch 2 width"]:
+        """Encodes the patches of one glimpse, given those before; keeps their keys and values.
+
+        Args:
+            patches: The patches.
+            positions: Where they lie in the whole image.
+            rows: Keys and values that are kept.
+            owners: At which place those of each sample lie.
+            lengths: How many patches of each sample come before.
+            grows: Whether to keep those of the new patches too.
+        """
+        from stam.fast.kernels.cached_attention import Kept, linear_cached_attention
+
+        core = self._core
+
+        def attend(index: int, attention: Attention, x: Tensor, num_queries: int | None) -> Tensor:
+            kept = Kept(rows[index], owners, lengths, core.num_readout, grows)
+            weight, bias = attention.qkv.weight, attention.qkv.bias
+            return linear_cached_attention(x, weight, bias, attention.num_heads, kept)[:, :num_queries]
+
+        return through_blocks(core, embed(core, patches, positions), core.num_readout, attend)
 
     def read(
         self, memory: FusedCausalMemory | CausalMemory, drop_masks: Tensor | None = None
@@ -141,10 +173,12 @@ class FusedCausalCore:
         core, (tried, each) = self._core, patches.shape[1:3]
         if isinstance(memory, CausalMemory):
             return core.read_each(memory, num_glimpses, patches, positions)
-        x = embed(core, patches.flatten(0, 1), positions.flatten(0, 1))  # (B K, R + p, D)
-        lengths = (num_glimpses * each).int()
-        attend = _attend_to(memory.rows.values, lengths, core.num_readout, tried, keep=False)
-        return through_blocks(core, x, core.num_readout, attend).unflatten(0, (-1, tried))
+        owners = torch.arange(len(patches), dtype=torch.int32, device=patches.device)
+        owners, lengths = (part.repeat_interleave(tried) for part in (owners, (num_glimpses * each).int()))
+        features = self.step(
+            patches.flatten(0, 1), positions.flatten(0, 1), memory.rows.values, owners, lengths, grows=False
+        )
+        return features.unflatten(0, (-1, tried))
 
     def classify(self, features: Float[Tensor, "batch 2 width"]) -> tuple[Tensor, ...]:
         """Returns the logits of the two classifiers."""
@@ -163,17 +197,3 @@ def _fits(core: CausalCore, patches: Tensor) -> bool:
 
     attention = cast(Block, core.blocks[0]).attn
     return fits(core.pos_embed.shape[2] // attention.num_heads)
-
-
-def _attend_to(rows: Tensor, lengths: Tensor, num_readout: int, tried: int, keep: bool) -> Attend:
-    """Returns attention to the tokens themselves and to the patches that are kept."""
-    from stam.fast.kernels.cached_attention import linear_cached_attention
-
-    def attend(index: int, attention: Attention, x: Tensor, num_queries: int | None) -> Tensor:
-        weight, bias = attention.qkv.weight, attention.qkv.bias
-        mixed = linear_cached_attention(
-            x, weight, bias, attention.num_heads, rows[index], lengths, num_readout, tried, keep
-        )
-        return mixed[:, :num_queries]
-
-    return attend

@@ -4,6 +4,8 @@ A head of a sample is one program: it reads the new tokens' queries, keys and va
 projection, goes through the kept ones in blocks, and writes the new ones behind them.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -26,9 +28,9 @@ def _mix_in(query, key, value, is_there, scale, top, total, mixed):
     return higher, total * shrink + tl.sum(weights, 1), mixed
 
 
-@triton.jit(do_not_specialize=["room", "tried"])
+@triton.jit(do_not_specialize=["room"])
 def _cached_attention(
-    qkv, rows, lengths, out, room, tried, scale,
+    qkv, rows, owners, lengths, out, room, scale,
     new: tl.constexpr, readout: tl.constexpr, heads: tl.constexpr, head_width: tl.constexpr,
     tile: tl.constexpr, block: tl.constexpr, keep: tl.constexpr,
 ):  # fmt: skip
@@ -41,8 +43,7 @@ def _cached_attention(
     query = tl.load(place, mask=inside, other=0.0)
     key = tl.load(place + stride, mask=inside, other=0.0)
     value = tl.load(place + 2 * stride, mask=inside, other=0.0)
-    owner = sample // tried
-    past = tl.load(lengths + owner)
+    owner, past = tl.load(owners + sample), tl.load(lengths + sample)
     kept = rows + owner.to(tl.int64) * room * 2 * stride + head * head_width + column[None, :]
     if keep:
         goal = kept + (past + token - readout)[:, None] * 2 * stride
@@ -67,6 +68,25 @@ def _cached_attention(
     tl.store(place + token[:, None] * stride + column[None, :], mixed.to(value.dtype), mask=inside)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Keys and values that new tokens attend to, and may be added to.
+
+    Attributes:
+        rows: Keys and values (places, room, 2 width) in half precision.
+        owners: At which place those of a sample lie, (B,), 32-bit integers.
+        lengths: How many of them it attends to, (B,), 32-bit integers.
+        num_readout: How many of the new tokens, the first, are never kept.
+        grows: Whether to write the others' keys and values behind those that are kept.
+    """
+
+    rows: Tensor
+    owners: Tensor
+    lengths: Tensor
+    num_readout: int
+    grows: bool
+
+
 def fits(head_width: int) -> bool:
     """Tells whether heads are of a width that a tile can have."""
     return head_width >= 16 and head_width & (head_width - 1) == 0
@@ -77,24 +97,16 @@ def linear_cached_attention(
     weight: Tensor,
     bias: Tensor,
     num_heads: int,
-    rows: Tensor,
-    lengths: Tensor,
-    num_readout: int,
-    tried: int = 1,
-    keep: bool = True,
+    kept: Kept,
 ) -> Tensor:
     """Returns softmax(q k' / sqrt(d)) v of each head, with q, k and v from a linear layer; without gradient.
 
     Args:
-        x: The new tokens (B tried, tokens, width), read-out tokens first.
+        x: The new tokens (B, tokens, width), read-out tokens first.
         weight: (3 width, width).
         bias: (3 width,).
         num_heads: See `fits`.
-        rows: Keys and values that are kept (B, room, 2 width), in half precision.
-        lengths: How many of them each sample has, (B,), 32-bit integers.
-        num_readout: How many of the new tokens are never kept.
-        tried: How many samples in a row share what is kept.
-        keep: Whether to write the other tokens' keys and values behind those that are kept.
+        kept: What they attend to beside each other.
     """
     x, weight, bias = in_half(x, weight, bias)
     qkv = torch.addmm(bias, x.flatten(0, 1), weight.t())
@@ -102,7 +114,8 @@ def linear_cached_attention(
     out, head = torch.empty_like(x), width // num_heads
     tile = max(16, triton.next_power_of_2(new))
     _cached_attention[(batch * num_heads,)](
-        qkv, rows, lengths, out, rows.shape[1], tried, head**-0.5,
-        new, num_readout, num_heads, head, tile, FORWARD["block"], keep, num_warps=FORWARD["warps"],
+        qkv, kept.rows, kept.owners, kept.lengths, out, kept.rows.shape[1], head**-0.5,
+        new, kept.num_readout, num_heads, head, tile, FORWARD["block"], kept.grows,
+        num_warps=FORWARD["warps"],
     )  # fmt: skip
     return out
