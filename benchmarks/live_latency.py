@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,17 +27,12 @@ from stam.live import SessionPool
 
 
 def build(size: str) -> stam.Agent:
-    if size == "digits":
-        config = stam.AgentConfig(
-            num_classes=10,
-            image_size=56,
-            glimpse_size=8,
-            patch_size=4,
-            width=96,
-            depth=4,
-            num_heads=3,
-            actor_width=256,
-        )
+    if size in ("least", "digits"):
+        shape: dict[str, dict[str, Any]] = {
+            "least": {"width": 32, "depth": 1, "num_heads": 1, "actor_width": 32},
+            "digits": {"width": 96, "depth": 4, "num_heads": 3, "actor_width": 256},
+        }
+        config = stam.AgentConfig(num_classes=10, image_size=56, glimpse_size=8, patch_size=4, **shape[size])
     else:
         config = stam.AgentConfig.of_size(size, 1000)
     return stam.Agent(dataclasses.replace(config, drop_path=0.0)).eval()

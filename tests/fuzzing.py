@@ -31,12 +31,21 @@ import torch
 from agents import randomise, tiny_config
 from damage import damage_bytes, damage_json, damage_pth, damage_safetensors, save_pth
 from deits import CLASSES, deit_state, to_hugging_face
+from images import make_image_folder
 from made_up import made_up
 from PIL import Image
 from safetensors.torch import save_file
 
 import stam
-from stam.data import SplitRecord, decode_image, load_record, save_record
+from stam.data import (
+    SplitRecord,
+    check_images,
+    decode_image,
+    load_record,
+    open_scenes,
+    prepare_shards,
+    save_record,
+)
 from stam.data.fmow import _read_box, _read_boxes, _SkipError
 from stam.data.memory import recall, record_file, remember
 from stam.errors import StamError
@@ -94,6 +103,7 @@ def make_targets(folder: Path) -> dict[str, Target]:
         **_result_targets(folder),
         **_weights_targets(folder),
         **_image_targets(folder),
+        **_shard_targets(folder),
     }
 
 
@@ -297,6 +307,35 @@ def _image_targets(folder: Path) -> dict[str, Target]:
                     _read_box(box)
 
     return targets | {"boxes of fMoW": _json_target(boxes, use_boxes)}
+
+
+def _shard_targets(folder: Path) -> dict[str, Target]:
+    make_image_folder(folder / "images", classes=2, train=3, val=1, size=8)
+    names = ("shards.json", "train.npy", "train-000000.tar")
+    for name in names:
+        prepare_shards(open_scenes(folder / "images"), folder / f"shards for {name}")
+    index, table, tar = (folder / f"shards for {name}" / name for name in names)
+    rows, whole, alone = table.read_bytes(), tar.read_bytes(), folder / "train.tar"
+
+    def use(root: Path) -> None:
+        train = open_scenes(root).train
+        check_images(train, progress=False)
+        train.fingerprint()
+        train.read_ahead(np.arange(len(train)))
+        for number in range(min(len(train), 10)):
+            train.load(number)
+
+    def use_tar() -> None:
+        check_images(open_scenes(alone, val_fraction=0.3).train, progress=False)
+
+    return {
+        "shards.json": _json_target(index, lambda: use(index.parent)),
+        "train.npy of shards": Target(
+            table, lambda random: damage_bytes(rows, random), lambda: use(table.parent)
+        ),
+        "shard .tar": Target(tar, lambda random: damage_bytes(whole, random), lambda: use(tar.parent)),
+        "tar without an index": Target(alone, lambda random: damage_bytes(whole, random), use_tar),
+    }
 
 
 def _too_slow(*_: object) -> None:

@@ -37,6 +37,10 @@ FORMATS = [
     "DeiT .safetensors",
     *(f"image .{kind}" for kind in ("png", "jpeg", "bmp", "gif", "tiff", "webp", "ppm")),
     "boxes of fMoW",
+    "shards.json",
+    "train.npy of shards",
+    "shard .tar",
+    "tar without an index",
 ]
 FEW = settings(
     max_examples=30,

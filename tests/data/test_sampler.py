@@ -35,14 +35,28 @@ def test_evaluation_batches_lose_nothing(num: int, batch_size: int, world_size: 
     epoch=st.integers(0, 500),
     seed=st.integers(0, 2**40),
     fraction=st.floats(0.01, 1),
+    run_length=st.integers(1, 40),
 )
-def test_an_epoch_is_a_subset_without_repeats(num: int, epoch: int, seed: int, fraction: float) -> None:
-    chosen = epoch_indices(num, epoch, fraction, seed, batch_size=8)
+def test_an_epoch_is_a_subset_without_repeats(
+    num: int, epoch: int, seed: int, fraction: float, run_length: int
+) -> None:
+    chosen = epoch_indices(num, epoch, fraction, seed, 8, run_length)
     assert len(chosen) == min(num, max(round(fraction * num), 8))
     assert len(set(chosen.tolist())) == len(chosen)
     assert chosen.min() >= 0
     assert chosen.max() < num
-    assert np.array_equal(chosen, epoch_indices(num, epoch, fraction, seed, batch_size=8))
+    assert np.array_equal(chosen, epoch_indices(num, epoch, fraction, seed, 8, run_length))
+
+
+def test_runs_are_whole_and_begin_elsewhere_in_each_epoch() -> None:
+    beginnings = set()
+    for epoch in range(30):
+        order = epoch_indices(1000, epoch, 1.0, seed=0, run_length=32)
+        first = order[np.flatnonzero(np.diff(order, prepend=-9) != 1)]  # of each run
+        assert 29 <= len(first) <= 33  # 32 or 33 runs, of which two may lie side by side by chance
+        beginnings.add(int(first.max()))
+        assert not np.array_equal(first, np.sort(first))
+    assert len(beginnings) > 10
 
 
 def test_every_epoch_and_seed_has_its_own_subset() -> None:
@@ -57,6 +71,8 @@ def test_every_epoch_and_seed_has_its_own_subset() -> None:
 def test_subsets_stay_the_same_for_ever() -> None:
     """A run must resume alike under another version of numpy: these numbers never change."""
     assert epoch_indices(10, epoch=3, fraction=0.5, seed=7).tolist() == [4, 1, 0, 3, 9]
+    in_runs = epoch_indices(10, epoch=3, fraction=0.5, seed=7, run_length=3)
+    assert in_runs.tolist() == [1, 2, 3, 0, 7]
 
 
 @settings(deadline=None)

@@ -1,4 +1,5 @@
 import io
+import os
 import pickle
 import tarfile
 from collections.abc import Mapping
@@ -8,7 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stam.data import BatchLoader, Scenes, batches, open_for_evaluation, open_scenes, open_shards
+from stam.data import (
+    BatchLoader,
+    Scenes,
+    TarShards,
+    batches,
+    check_images,
+    open_for_evaluation,
+    open_scenes,
+    open_shards,
+)
 from stam.errors import DataError
 
 
@@ -195,3 +205,27 @@ def test_an_unreadable_member_is_named(tmp_path: Path) -> None:
 def test_a_pattern_without_match(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such data: .*train-\*.tar"):
         open_scenes(tmp_path / "train-*.tar")
+
+
+def test_images_in_tars_are_checked_once(tmp_path: Path, monkeypatch) -> None:
+    decoded: list[int] = []
+    load = TarShards.load
+    monkeypatch.setattr(TarShards, "load", lambda self, i: decoded.append(i) or load(self, i))
+    members = class_members("train/") | class_members("val/", 2)
+    members["train/ant/1.png"] = b"nonsense"
+    tar = write_tar(tmp_path / "set.tar", members)
+
+    def check() -> list[int]:
+        """Checks the tar as a new process would, and returns which images were decoded."""
+        decoded.clear()
+        report = check_images(open_scenes(tar).train, skip_unreadable=True, progress=False)
+        assert report.readable.tolist() == [0, *range(2, 8)]
+        return sorted(decoded)
+
+    assert check() == list(range(8))
+    assert check() == [1]  # what could not be read is tried again
+    os.utime(tar, ns=(1, 1))
+    assert check() == list(range(8))
+    members["val/ant/0.png"] = png(9, size=7)
+    write_tar(tar, members)
+    assert check() == list(range(8))

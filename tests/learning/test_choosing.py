@@ -11,9 +11,10 @@ import stam
 from stam.config import AgentConfig
 from stam.data import open_scenes
 from stam.errors import StamError
-from stam.learning import fitting
+from stam.learning import distributed, fitting
 from stam.learning.choosing import MOST_EFFORT, choose
 from stam.learning.expected_time import Cost, Speed, expected_time
+from stam.learning.experiment import require_batches
 from stam.learning.fitting import fit
 from stam.learning.loop import Plan
 from stam.learning.recipes import get_recipe
@@ -43,6 +44,21 @@ def test_whatever_the_number_of_images_there_are_batches_for_it(core, num_images
     if num_images >= 270 and effort >= 0.1:
         wanted = max(base.training.epochs * min(num_images, 8000) * effort, 1)
         assert shown > 0.3 * wanted  # more than for 8,000 images, or for a core that needs more
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("num_images", [60, 900, 8000, 1_300_000])
+def test_any_number_of_processes_can_share_the_batches(monkeypatch, num_processes, num_images):
+    alone = choose(get_recipe("tiny"), survey(num_images)).config
+    monkeypatch.setattr(distributed, "world_size", lambda: num_processes)
+    config = choose(get_recipe("tiny"), survey(num_images)).config
+    for chosen, usual in (
+        (config.training.batch_size, alone.training.batch_size),
+        (config.teacher_training.batch_size, alone.teacher_training.batch_size),
+    ):
+        require_batches(num_images, chosen, "--batch-size")
+        assert chosen % num_processes == 0 and chosen > 0.6 * usual
+    assert plan(num_images, config).num_batches() >= 1
 
 
 def test_more_effort_shows_more_images_and_drops_more():

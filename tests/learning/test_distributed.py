@@ -199,20 +199,42 @@ def test_a_job_that_is_started_again_goes_on_with_its_own_run(runs):
 
 
 def test_a_job_that_is_started_again_leaves_the_runs_of_others_alone(runs, monkeypatch, capsys):
+    """Also where they were begun with the same settings, by a job whose first start was refused for that."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job 1")
     before = (runs / "plus" / "metrics.jsonl").read_text()
     command = ["train", "tiny", str(runs / "images"), "--out", str(runs / "plus"), "--policy", "plus"]
-    with pytest.raises(SystemExit):
-        main([*command, *SETTINGS, "--seed", "5"])
-    assert "is not empty: pass --resume" in capsys.readouterr().err
+
+    def refused(*more: str) -> bool:
+        with pytest.raises(SystemExit):
+            main([*command, *SETTINGS, *more])
+        return "is not empty: pass --resume" in capsys.readouterr().err
+
+    assert refused()
+    assert not (runs / "plus" / ".job").exists()  # it was begun without torchrun
+    (runs / "plus" / ".job").write_text(distributed.job())
+    assert refused("--seed", "5")
     main([*command, *SETTINGS])  # nothing is left to do
     assert (runs / "plus" / "metrics.jsonl").read_text() == before
+    (runs / "plus" / ".job").unlink()
+
+
+def test_a_job_is_known_by_its_launcher_and_its_command(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert distributed.job() == ""
+    names = set()
+    for name, arguments in (("none", ["train"]), ("none", ["train", "a b"]), ("one", ["train"])):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
+        monkeypatch.setattr("sys.argv", ["stam", *arguments])
+        names.add(distributed.job())
+    assert len(names) == 3 and any(str(os.getppid()) in name for name in names)
 
 
 def test_a_fitted_job_that_is_started_again_keeps_what_was_fitted(runs, tmp_path, monkeypatch, capsys):
     out = tmp_path / "fitted"
     fitted = [option for option in SETTINGS if option != "--no-fit"]
     command = ["train", "tiny", str(runs / "images"), "--out", str(out), *fitted]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job 1")
     main(command)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     before = (out / "metrics.jsonl").read_text()
@@ -221,6 +243,10 @@ def test_a_fitted_job_that_is_started_again_keeps_what_was_fitted(runs, tmp_path
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main([*command, "--seed", "5"])
+    assert "is not empty: pass --resume" in capsys.readouterr().err
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job 2")
+    with pytest.raises(SystemExit):
+        main(command)
     assert "is not empty: pass --resume" in capsys.readouterr().err
 
 

@@ -22,7 +22,9 @@ class Arguments:
         max_shorter_side: fmow: shrink crops whose shorter side is above this; none keeps them.
         shard_mb: shards: megabytes of each.
         val_fraction: shards: the share to validate on, where the source has no split of its own.
+        test_fraction: shards: the share to test on, where the source has no test part of its own.
         seed: shards: seed of that split and of the order of images.
+        skip_unreadable: shards: leave out images that cannot be read.
         json: Print the report as JSON.
     """
 
@@ -31,7 +33,9 @@ class Arguments:
     max_shorter_side: int | None = None
     shard_mb: float = 256.0
     val_fraction: float = 0.1
+    test_fraction: float = 0.0
     seed: int = 0
+    skip_unreadable: bool = False
     json: bool = False
 
 
@@ -48,8 +52,14 @@ def run(arguments: list[str]) -> None:
     report: FmowReport | ShardReport
     if dataset == "shards":
         require(parsed.shard_mb > 0, f"--shard-mb must be above 0, got {parsed.shard_mb}")
-        splits = open_scenes(source, val_fraction=parsed.val_fraction, seed=parsed.seed)
-        report = prepare_shards(splits, out, int(parsed.shard_mb * 1_000_000), parsed.seed)
+        splits = open_scenes(
+            source,
+            val_fraction=parsed.val_fraction,
+            test_fraction=parsed.test_fraction,
+            seed=parsed.seed,
+        )
+        shard_bytes = int(parsed.shard_mb * 1_000_000)
+        report = prepare_shards(splits, out, shard_bytes, parsed.seed, parsed.skip_unreadable)
     else:
         report = prepare_fmow(
             Path(source), out, num_workers=parsed.workers, max_shorter_side=parsed.max_shorter_side

@@ -122,10 +122,11 @@ def run(arguments: list[str]) -> None:
 def is_own_run(out: Path, recipe: str, path: str | None, options: list[str]) -> bool:
     """Tells whether `torchrun` has started the job again that began the run in a folder.
 
-    What was fitted then would be fitted otherwise now: all that is given must agree with the run.
+    What was fitted then would be fitted otherwise now: only what is given can be compared with the run, and
+    it must agree.
     """
     folder = RunFolder(out)
-    if not distributed.was_restarted() or not folder.record_file.is_file():
+    if not folder.is_of_this_job():
         return False
     begun = folder.config()
     if experiment.recipe_of(folder) != recipe or path not in (None, begun.data.path):

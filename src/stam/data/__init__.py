@@ -7,8 +7,9 @@ from stam.data.digits import Box, ClutteredDigits, open_digits
 from stam.data.fmow import FMOW_CLASSES, FmowReport, prepare_fmow
 from stam.data.folder import ImageFolder, open_folder
 from stam.data.images import IMAGE_SUFFIXES, decode_image
-from stam.data.indexed import IndexedShards, ShardReport, open_indexed, prepare_shards
+from stam.data.indexed import IndexedShards, open_indexed
 from stam.data.loader import BatchLoader, EvaluationView, RawBatch, TrainingView, View, pad_images
+from stam.data.packing import ShardReport, prepare_shards
 from stam.data.sampler import batches, epoch_indices, evaluation_indices
 from stam.data.scenes import PaintedScenes, Relabelled, Scenes, Subset
 from stam.data.shards import TarShards, open_shards

@@ -22,6 +22,15 @@ class Fingerprinted(Protocol):
         ...
 
 
+@runtime_checkable
+class CheckedBefore(Protocol):
+    """Scenes that know whether all of them were decoded when they were stored."""
+
+    def was_checked(self) -> bool:
+        """Tells so; raises a `DataError` where they have become fewer since."""
+        ...
+
+
 @dataclass(frozen=True)
 class ImageReport:
     """What `check_images` found.
@@ -45,8 +54,9 @@ def check_images(
 ) -> ImageReport:
     """Decodes every image once, in parallel.
 
-    What was found in a folder of images is remembered (see `stam.data.memory`): as long as no file changes,
-    the next check decodes only those that could not be read, and of several processes only one checks.
+    What was found in a folder of images or in tars is remembered (see `stam.data.memory`): as long as no file
+    changes, the next check decodes only those that could not be read, and of several processes only one
+    checks. What `stam prepare shards` packed was checked then.
 
     Args:
         scenes: What to check.
@@ -93,6 +103,8 @@ def _problem(scenes: Scenes, index: int) -> str | None:
 def _remembered(scenes: Scenes, check: Callable[[Sequence[int]], dict[int, str]]) -> dict[int, str]:
     """Returns the problem of each scene that cannot be read, checking no more than is not known."""
     everything = range(len(scenes))
+    if isinstance(scenes, CheckedBefore) and scenes.was_checked():
+        return {}
     if not isinstance(scenes, Fingerprinted):
         return check(everything)
     key = scenes.fingerprint()

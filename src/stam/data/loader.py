@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from stam.data.scenes import Scenes
+from stam.data.scenes import Scenes, read_ahead
 from stam.errors import DataError, StamError
 from stam.scene.grid import Size
 from stam.scene.pixels import prepare_for_evaluation
@@ -160,6 +160,7 @@ class _BatchDataset(Dataset[RawBatch | StamError]):
 
     def __getitem__(self, indices: np.ndarray) -> RawBatch | StamError:
         try:
+            read_ahead(self._scenes, indices)
             padded, sizes = pad_images([self._view(self._scenes, int(index)) for index in indices])
         except StamError as error:  # raised in the worker it would arrive wrapped in a traceback
             return error

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stam.data.randomness import random_order
+from stam.data.randomness import random_key, random_order
 from stam.errors import require
 from stam.shapes import Int
 
@@ -14,7 +14,7 @@ def epoch_size(num_scenes: int, fraction: float, batch_size: int = 1) -> int:
 
 
 def epoch_indices(
-    num_scenes: int, epoch: int, fraction: float, seed: int, batch_size: int = 1
+    num_scenes: int, epoch: int, fraction: float, seed: int, batch_size: int = 1, run_length: int = 1
 ) -> Int[np.ndarray, "chosen"]:
     """Returns the scenes of one epoch, in the order they are shown: a fresh random part of the data.
 
@@ -26,9 +26,17 @@ def epoch_indices(
         fraction: The share of the scenes to show.
         seed: The seed of the run.
         batch_size: The least number of scenes, where there are so many.
+        run_length: Scenes that lie side by side and are shown one after another; where a run begins differs
+            from epoch to epoch, and so does who is shown together.
     """
     num_chosen = epoch_size(num_scenes, fraction, batch_size)
-    return random_order(num_scenes, "epoch", seed, epoch)[:num_chosen].copy()  # a slice would keep the rest
+    if run_length == 1:
+        return random_order(num_scenes, "epoch", seed, epoch)[:num_chosen].copy()  # a slice keeps the rest
+    before = random_key("runs", seed, epoch) % run_length  # scenes of the first run that are not there
+    runs = random_order(-(-(num_scenes + before) // run_length), "epoch", seed, epoch)
+    runs = runs[: num_chosen // run_length + 3]  # the first and the last may be short
+    indices = (runs[:, None] * run_length - before + np.arange(run_length)).reshape(-1)
+    return indices[(indices >= 0) & (indices < num_scenes)][:num_chosen].copy()
 
 
 def num_whole_batches(num_chosen: int, batch_size: int, world_size: int = 1) -> int:

@@ -41,6 +41,32 @@ class PaintedScenes(Scenes, Protocol):
         ...
 
 
+@runtime_checkable
+class StoredInRuns(Scenes, Protocol):
+    """Scenes of which some lie side by side, in a random order, and are read faster together.
+
+    Attributes:
+        run_length: How many of them an epoch should show one after another.
+    """
+
+    run_length: int
+
+    def read_ahead(self, indices: Int[np.ndarray, "_"]) -> None:
+        """Reads what `load` will be asked for next, in few requests; forgets what was read ahead before."""
+        ...
+
+
+def run_length(scenes: Scenes) -> int:
+    """Returns how many scenes that lie side by side an epoch should show one after another."""
+    return scenes.run_length if isinstance(scenes, StoredInRuns) else 1
+
+
+def read_ahead(scenes: Scenes, indices: Int[np.ndarray, "_"]) -> None:
+    """Reads the scenes of a batch in few requests, where the source can."""
+    if isinstance(scenes, StoredInRuns):
+        scenes.read_ahead(indices)
+
+
 class Subset:
     """Some scenes of another source, in the order of `indices`."""
 
@@ -49,9 +75,14 @@ class Subset:
         self._indices = indices
         self.classes = scenes.classes
         self.labels = scenes.labels[indices]
+        self.run_length = run_length(scenes)
 
     def __len__(self) -> int:
         return len(self._indices)
+
+    def read_ahead(self, indices: Int[np.ndarray, "_"]) -> None:
+        """Reads scenes of the subset ahead, where the source can."""
+        read_ahead(self._scenes, self._indices[indices])
 
     def load(self, index: int, decode_size: int | None = None) -> UInt8[np.ndarray, "height width 3"]:
         """Returns one image of the subset."""
@@ -75,9 +106,14 @@ class Relabelled:
         self._scenes = scenes
         self.classes = classes
         self.labels = new_label[scenes.labels]
+        self.run_length = run_length(scenes)
 
     def __len__(self) -> int:
         return len(self._scenes)
+
+    def read_ahead(self, indices: Int[np.ndarray, "_"]) -> None:
+        """Reads scenes ahead, where the source can."""
+        read_ahead(self._scenes, indices)
 
     def load(self, index: int, decode_size: int | None = None) -> UInt8[np.ndarray, "height width 3"]:
         """Returns one image, unchanged."""

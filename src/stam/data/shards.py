@@ -7,7 +7,9 @@ Each tar is read through once to note where its members lie. An image is then on
 opened file, so that nothing is shared between threads or worker processes.
 """
 
+import hashlib
 import itertools
+import os
 import re
 import tarfile
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stam.data.images import decode_image, is_image
+from stam.data.memory import fingerprint
 from stam.data.splits import SPLIT_NAMES, TEST, TRAIN, VAL_NAMES, Entry, SplitPlan, Splits, divide
 from stam.errors import DataError
 from stam.shapes import UInt8
@@ -58,6 +61,17 @@ class TarShards:
         """Reads and decodes one image."""
         member = self.members[index]
         return decode_image(read_member(member), f"{member.name} in {member.shard}", decode_size)
+
+    def fingerprint(self) -> str:
+        """Returns a hash of every tar's path, size and modification time, and of where each image lies."""
+        shards = dict.fromkeys(member.shard for member in self.members)
+        digest = hashlib.sha256()
+        for shard in shards:
+            digest.update(fingerprint(shard.parent, [shard.name]).encode())
+        for member in self.members:
+            place = f"\0{member.shard.name}\0{member.name}\0{member.offset} {member.size}"
+            digest.update(os.fsencode(place))
+        return digest.hexdigest()[:32]
 
 
 def is_tar(path: Path) -> bool:

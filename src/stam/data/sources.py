@@ -6,7 +6,8 @@ from pathlib import Path
 from stam.data.clutter import open_clutter
 from stam.data.digits import open_digits
 from stam.data.folder import open_folder
-from stam.data.indexed import is_indexed, is_url, open_indexed
+from stam.data.indexed import is_indexed, open_indexed
+from stam.data.remote import is_url
 from stam.data.scenes import Relabelled, Scenes
 from stam.data.shards import find_shards, is_tar, open_shards
 from stam.data.splits import SplitPlan, SplitRecord, Splits

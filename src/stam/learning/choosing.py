@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from stam.learning import distributed
 from stam.learning.loop import Plan
 from stam.learning.survey import Survey
 from stam.settings import RunConfig
@@ -164,9 +165,12 @@ def _teacher(config: RunConfig, num_images: int, effort: float) -> tuple[dict[st
 
 
 def _round_down(batch: float) -> int:
-    """Returns a batch that processes and kernels like: a multiple of 8, or of 2 where it is small."""
-    unit = 8 if batch >= 32 else 2
-    return max(2, int(batch) // unit * unit)
+    """Returns a batch that kernels like, a multiple of 8, or of 2 where it is small, and processes share."""
+    processes = distributed.world_size()
+    unit = math.lcm(8, processes)
+    if batch < 4 * unit:
+        unit = math.lcm(2, processes)
+    return max(unit, int(batch) // unit * unit)
 
 
 def _rate(config: RunConfig, survey: Survey, batch: int) -> tuple[float, str]:

@@ -5,6 +5,9 @@ learned does not depend on how many there are. Without them nothing here does an
 """
 
 import os
+import shlex
+import socket
+import sys
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -57,6 +60,17 @@ def launcher() -> str:
 def was_restarted() -> bool:
     """Tells whether `torchrun` has started this job again, after one of its processes failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def job() -> str:
+    """Returns which job of `torchrun` this is: the same after a restart, another for any other start.
+
+    Nothing where `torchrun` did not start it.
+    """
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if name == "none":  # nobody gave it one; its launcher lives on over restarts
+        name = f"{socket.gethostname()} {os.getppid()}"
+    return f"{name}: {shlex.join(sys.argv[1:])}" if name else ""
 
 
 def any_process(*flags: bool) -> tuple[bool, ...]:

@@ -213,12 +213,12 @@ def _make_folder(
     """Makes the run folder, once for all processes.
 
     Returns:
-        The folder, and whether the run in it is this job's own: it was begun with exactly what is asked for
-        now, and `torchrun` has started the job again.
+        The folder, and whether the run in it is this job's own: `torchrun` has started the job again that
+        began it, with exactly what is asked for now.
     """
     folder, restarted = RunFolder(out), False
     if distributed.rank() == 0:
-        restarted = distributed.was_restarted() and folder.was_begun_with(recipe, config, split)
+        restarted = folder.is_of_this_job() and folder.was_begun_with(recipe, config, split)
         if not restarted:
             RunFolder.create(out).write_record(recipe, config, split)
     (restarted,) = distributed.any_process(restarted)  # nobody goes on before the folder is there

@@ -18,6 +18,7 @@ from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, batches
 from stam.data.augment import Augment
 from stam.data.mixing import erase, mix, smooth_targets
 from stam.data.randomness import random_key
+from stam.data.scenes import run_length
 from stam.errors import ConfigError, require_package
 from stam.fast.cuda import encode
 from stam.learning import distributed
@@ -136,7 +137,7 @@ def finetune(
         run_loop(
             learner,
             run,
-            plan(len(train_scenes), config),
+            plan(len(train_scenes), config, run_length(train_scenes)),
             train_scenes,
             data,
             "teacher",
@@ -148,9 +149,9 @@ def finetune(
     return teacher
 
 
-def plan(num_scenes: int, config: TeacherConfig) -> Plan:
+def plan(num_scenes: int, config: TeacherConfig, run_length: int = 1) -> Plan:
     """Returns which scenes a fine-tuning shows when."""
-    return Plan(num_scenes, config.epochs, config.batch_size, config.epoch_share, config.seed)
+    return Plan(num_scenes, config.epochs, config.batch_size, config.epoch_share, config.seed, run_length)
 
 
 class TeacherLearner(Learner):

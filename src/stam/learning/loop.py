@@ -64,6 +64,7 @@ class Plan:
         batch_size: Scenes in a batch.
         fraction: Share of the scenes an epoch shows, a fresh random part each time.
         seed: Seed of the choice.
+        run_length: Scenes that lie side by side and are shown one after another; see `epoch_indices`.
     """
 
     num_scenes: int
@@ -71,10 +72,13 @@ class Plan:
     batch_size: int
     fraction: float
     seed: int
+    run_length: int = 1
 
     def batches_of(self, epoch: int) -> list[np.ndarray]:
         """Returns the batches of one epoch, as indices of scenes: the part of each that is this process's."""
-        chosen = epoch_indices(self.num_scenes, epoch, self.fraction, self.seed, self.batch_size)
+        chosen = epoch_indices(
+            self.num_scenes, epoch, self.fraction, self.seed, self.batch_size, self.run_length
+        )
         return batches(chosen, self.batch_size, distributed.rank(), distributed.world_size())
 
     def num_batches(self, start: tuple[int, int] = (0, 0)) -> int:

@@ -8,6 +8,7 @@ state.pt        everything needed to go on exactly where it stopped
 last/ best/     agents to use: the latest, and the best on the validation images
 teacher/        the teacher, where one was fine-tuned for this run
 .lock           who trains in it now
+.job            which job of `torchrun` began it
 """
 
 import json
@@ -30,7 +31,7 @@ from stam.config import from_plain, to_plain
 from stam.data import SplitRecord, load_record, save_record
 from stam.errors import ConfigError, FileError, StamError, require
 from stam.files import make_folder, parse_json, read_json, save_content, write_atomically
-from stam.learning.distributed import is_distributed
+from stam.learning.distributed import is_distributed, job, was_restarted
 from stam.settings import DataConfig, RunConfig
 from stam.weights.locate import RUN_FILE, FoundAgent
 
@@ -89,7 +90,7 @@ class RunFolder:
         if run.path.is_file():
             raise RunError(f"--out '{path}' is a file: name a folder")
         names = {file.name for file in run.path.iterdir()} if run.path.is_dir() else set()
-        if not all(name in ("split.json", ".lock") or name.endswith(".writing") for name in names):
+        if not all(name in ("split.json", ".lock", ".job") or name.endswith(".writing") for name in names):
             raise RunError(
                 f"--out '{path}' is not empty: pass --resume to go on with the run in it, "
                 "or name another folder"
@@ -125,7 +126,16 @@ class RunFolder:
         """Writes what the run is, before it begins: a `RunConfig`, or that of a system of the zoo."""
         record = _record(recipe, config)
         save_record(split, self.path / "split.json")
+        if job():
+            save_content(self.path / ".job", os.fsencode(job()))
         save_content(self.record_file, json.dumps(record, indent=2) + "\n")  # with it the run has begun
+
+    def is_of_this_job(self) -> bool:
+        """Tells whether this very job of `torchrun` began the run, before it was started again."""
+        if not (was_restarted() and job() and self.record_file.is_file()):
+            return False
+        file = self.path / ".job"
+        return file.is_file() and file.read_bytes() == os.fsencode(job())
 
     def was_begun_with(self, recipe: str, config: RunConfig, split: SplitRecord) -> bool:
         """Tells whether the folder holds a run that was begun with exactly these."""

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from stam.data import RawBatch, Scenes
 from stam.data.augment import Augment
 from stam.data.randomness import random_key
+from stam.data.scenes import run_length
 from stam.fast import cuda
 from stam.fast.bf16_weights import Bf16Weights
 from stam.fast.cuda_graph import GraphedFunction, Pipeline
@@ -79,7 +80,7 @@ def train(
         run_loop(
             learner,
             run,
-            plan(len(train_scenes), config),
+            plan(len(train_scenes), config, run_length(train_scenes)),
             train_scenes,
             config.data,
             "training",
@@ -90,7 +91,7 @@ def train(
     return learner.agent_to_use.eval()
 
 
-def plan(num_scenes: int, config: RunConfig) -> Plan:
+def plan(num_scenes: int, config: RunConfig, run_length: int = 1) -> Plan:
     """Returns which scenes a training shows when.
 
     By default an epoch makes as many updates as an ordinary one over all scenes. Where a batch makes T
@@ -99,7 +100,7 @@ def plan(num_scenes: int, config: RunConfig) -> Plan:
     training = config.training
     updates_a_batch = 1 if config.agent.core == "causal" else training.num_glimpses
     share = training.epoch_share or 1 / updates_a_batch
-    return Plan(num_scenes, training.epochs, training.batch_size, share, training.seed)
+    return Plan(num_scenes, training.epochs, training.batch_size, share, training.seed, run_length)
 
 
 class AgentLearner(Learner):

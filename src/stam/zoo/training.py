@@ -34,6 +34,7 @@ from stam.data import (
 )
 from stam.data.augment import Augment
 from stam.data.randomness import random_key, random_order
+from stam.data.scenes import run_length
 from stam.errors import require, require_choice
 from stam.fast.cuda_graph import GraphedFunction
 from stam.learning import distributed
@@ -217,7 +218,7 @@ def train_system(
 ) -> System:
     """Trains a system that was built, on scenes that were opened, in a run folder that was begun."""
     training = config.training
-    learner = SystemLearner(config, system, len(splits.train), splits.val)
+    learner = SystemLearner(config, system, len(splits.train), splits.val, run_length(splits.train))
     train_scenes: Scenes = splits.train
     if isinstance(train_scenes, ClutteredScenes):
         train_scenes = train_scenes.to(learner.device)
@@ -235,13 +236,15 @@ def train_system(
 class SystemLearner(Learner):
     """A system being trained."""
 
-    def __init__(self, config: ZooConfig, system: System, num_scenes: int, val_scenes: Scenes) -> None:
+    def __init__(
+        self, config: ZooConfig, system: System, num_scenes: int, val_scenes: Scenes, run_length: int = 1
+    ) -> None:
         training = config.training
         self.config, self.training = config, training
         self.device = choose_device(training.device)
         self.system = system.to(self.device)
         self.val_scenes = val_scenes
-        self.plan = Plan(num_scenes, training.epochs, training.batch_size, 1.0, training.seed)
+        self.plan = Plan(num_scenes, training.epochs, training.batch_size, 1.0, training.seed, run_length)
         self.batches_an_epoch = len(self.plan.batches_of(0))
         self.ends = stage_ends(system.stages, self.plan.num_batches())
         size, facts = config.system.image_size, system.facts
