@@ -3,6 +3,7 @@
 import difflib
 import importlib
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 
 
@@ -39,8 +40,16 @@ def require_package(name: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        message = f"this needs the package '{name}': pip install 'stam-vision[{extra}]'"
+        message = f"this needs the package '{name}': {how_to_install(extra)}"
         raise MissingPackageError(message) from error
+
+
+def how_to_install(extra: str) -> str:
+    """Returns the command that installs an extra: from the clone that this package runs from, or by name."""
+    clone = Path(__file__).resolve().parents[2]
+    if not (clone / "pyproject.toml").is_file():
+        return f"pip install 'stam-vision[{extra}]'"
+    return f"pip install -e '{'.' if clone == Path.cwd() else clone}[{extra}]'"
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:

@@ -395,7 +395,7 @@ def test_a_hub_name_without_the_hub_says_which_file_to_bring(images, tmp_path, c
     complaint = fails(
         capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--init", "hub:some/deit"
     )
-    assert "bring the file model.safetensors of 'some/deit'" in complaint and "stam-vision[hub]" in complaint
+    assert "bring the file model.safetensors of 'some/deit'" in complaint and "[hub]'" in complaint
 
 
 def test_no_space_left(images, tmp_path, capsys, monkeypatch):
