@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,18 @@ class FileError(StamError):
 
 class SensorError(StamError):
     """A sensor that breaks its contract, or a glimpse that cannot be used."""
+
+
+class Interrupted(StamError):  # noqa: N818 - what happened is no error
+    """Somebody asked to stop, and what was done is saved; the message says how to go on.
+
+    Attributes:
+        number: The number of the signal that asked for it; by default that of Ctrl-C.
+    """
+
+    def __init__(self, message: str = "", number: int | None = None) -> None:
+        super().__init__(message)
+        self.number = number or signal.SIGINT
 
 
 class MissingPackageError(StamError, ImportError):
