@@ -100,7 +100,7 @@ for steps in (1, 5):
             found[1][name], wanted, atol=1e-3, rtol=1e-3, msg=lambda text, at=name: f"causal {at}: {text}"
         )
 
-# a causal core glimpse by glimpse, its memory selected, joined and gone on from twice; glimpses that are tried
+# a causal core glimpse by glimpse; its memory selected, joined, gone on from twice; glimpses tried
 kernels.usable = lambda x: True
 causal.eval()
 looker, plain = fuse(causal), PlainLooker(causal)

@@ -20,7 +20,8 @@ _WITH_RESUME = ("--resume", "--out", "--tensorboard")
 def recipes_and_data(in_full: bool) -> str:
     """Returns what help says of RECIPE and DATA; variants of recipes one by one, or by their ending."""
     data = (
-        "DATA is the word digits, a folder of class folders, or tar shards.\n\nstam train also takes another "
+        "DATA is the word digits, a folder of class folders, a CSV file with the columns path, label and "
+        "(optional) split, or tar shards.\n\nstam train also takes another "
         f"hard-attention system: {', '.join(SYSTEMS)} (docs/zoo.md)."
     )
     if in_full:

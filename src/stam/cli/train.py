@@ -19,6 +19,7 @@ from stam.errors import require
 from stam.learning import distributed, experiment
 from stam.learning.fitting import Fit, default_core, fit
 from stam.learning.optimisation import choose_device
+from stam.learning.progress import duration
 from stam.learning.recipes import get_recipe
 from stam.learning.runs import RunFolder
 from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
@@ -104,11 +105,7 @@ def run(arguments: list[str]) -> None:
             RunFolder.require_free(out)
             fitted = fit_recipe(parsed, options)
             parsed = parse(Arguments, "train", options, arguments_of(fitted.choice.config, parsed))
-            given, num_train = config_of(parsed), len(fitted.splits.train)
-            experiment.require_batches(num_train, given.training.batch_size, "--batch-size")
-            if given.teacher is None:
-                size = given.teacher_training.batch_size
-                experiment.require_batches(num_train, size, "--teacher-training.batch-size")
+            given = experiment.with_fitting_batches(config_of(parsed), len(fitted.splits.train))
             if distributed.rank() == 0:
                 explain(fitted, given)
             experiment.begin(given, out, recipe, loggers, fitted.splits)
@@ -172,13 +169,6 @@ def explain(fitted: Fit, config: RunConfig) -> None:
     ]
     lines += [f"  {fitted.note}"] if fitted.note else []
     print("\n".join(lines), file=sys.stderr)
-
-
-def duration(seconds: float) -> str:
-    """Returns a time as people say it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def was_given(options: list[str], name: str) -> bool:

@@ -54,7 +54,7 @@ def begin(
     choose_device(config.teacher_training.device)
     splits = splits or open_data(config.data)
     config = with_classes(config, splits.train.classes)
-    require_batches(len(splits.train), config.training.batch_size, "--batch-size")
+    config = with_fitting_batches(config, len(splits.train))
     agent, teacher = _start(config, splits)
     config = dataclasses.replace(config, agent=agent.config)
     folder, restarted = _make_folder(out, recipe, config, splits.record)
@@ -78,7 +78,9 @@ def begin_teacher(
     """Fine-tunes a whole-image teacher in a new run folder; the arguments are those of `begin`."""
     splits = open_data(config.data)
     config = dataclasses.replace(with_classes(config, splits.train.classes), teacher=None)
-    require_batches(len(splits.train), config.teacher_training.batch_size, "--batch-size")
+    batch = fitting_batch(len(splits.train), config.teacher_training.batch_size, "--batch-size")
+    how = dataclasses.replace(config.teacher_training, batch_size=batch)
+    config = dataclasses.replace(config, teacher_training=how)
     student = _start_student(config, splits)
     folder, restarted = _make_folder(out, f"{_TEACHER}{recipe}", config, splits.record)
     return _finetune(folder, config, student, splits, restarted, loggers)
@@ -168,13 +170,36 @@ def with_classes(config: RunConfig, classes: tuple[str, ...]) -> RunConfig:
     return dataclasses.replace(config, agent=agent)
 
 
-def require_batches(num_scenes: int, batch_size: int, option: str) -> None:
-    """Raises where the scenes do not make one batch, or processes cannot share it."""
-    require(
-        batch_size <= num_scenes,
-        f"{option} {batch_size} is larger than the {num_scenes} training images: use at most {num_scenes}",
-    )
-    Plan(num_scenes, 1, batch_size, 1.0, 0).num_batches()  # refuses a batch that cannot be shared
+def fitting_batch(num_scenes: int, batch_size: int, option: str) -> int:
+    """Returns the batch to use: as asked, or less where there are fewer scenes, which is said.
+
+    Args:
+        num_scenes: Training scenes.
+        batch_size: What was asked for.
+        option: The option that asks for it.
+
+    Raises:
+        ConfigError: Processes cannot share such a batch, or there is not one scene for each of them.
+    """
+    processes = distributed.world_size()
+    fitting = batch_size if batch_size <= num_scenes else num_scenes // processes * processes
+    require(fitting > 0, f"{num_scenes} training images are too few for {processes} processes: start fewer")
+    Plan(num_scenes, 1, fitting, 1.0, 0).num_batches()  # refuses a batch that cannot be shared
+    if fitting < batch_size and distributed.rank() == 0:
+        why = f"there are {num_scenes} training images"
+        print(f"stam: {option} is {fitting} instead of {batch_size}: {why}", file=sys.stderr)
+    return fitting
+
+
+def with_fitting_batches(config: RunConfig, num_scenes: int) -> RunConfig:
+    """Returns the configuration with batches that the scenes can fill, those of a teacher of its own too."""
+    training, teacher = config.training, config.teacher_training
+    batch = fitting_batch(num_scenes, training.batch_size, "--batch-size")
+    training = dataclasses.replace(training, batch_size=batch)
+    if config.teacher is None:
+        batch = fitting_batch(num_scenes, teacher.batch_size, "--teacher-training.batch-size")
+        teacher = dataclasses.replace(teacher, batch_size=batch)
+    return dataclasses.replace(config, training=training, teacher_training=teacher)
 
 
 def _start(config: RunConfig, splits: Splits) -> tuple[Agent, Teacher | Student]:
@@ -195,7 +220,6 @@ def _find_teacher(config: RunConfig, train_scenes: Scenes) -> Teacher | Student:
         require_features(teacher, config.agent.width, config.training.feature_weight)
         return teacher
     given = config.teacher_training
-    require_batches(len(train_scenes), given.batch_size, "--teacher-training.batch-size")
     return build_student(given, config.agent, config.init, classes, config.class_indices)
 
 
