@@ -289,8 +289,8 @@ class TestMistakesBeforeTheFirstBatch:
         assert "holds no teacher" in complaint
 
     def test_resume_takes_no_other_settings(self, tmp_path, capsys):
-        complaint = fails(capsys, "train", "--resume", "--out", tmp_path / "run", "--epochs", "9")
-        assert "leave out --epochs" in complaint
+        complaint = fails(capsys, "train", "--resume", "--out", tmp_path / "run", "--batch-size", "9")
+        assert "leave out --batch-size" in complaint
         for name, recipe in (("train", "digits"), ("teacher", "teacher:digits")):
             run_folder = RunFolder.create(tmp_path / name)
             run_folder.write_record(recipe, get_recipe("digits"), SplitRecord(("a", "b"), 3, 2, "x"))
@@ -301,8 +301,8 @@ class TestMistakesBeforeTheFirstBatch:
             for command in ("train", "teacher"):
                 complaint = fails(capsys, command, *words, "--resume", "--out", tmp_path / command)
                 assert said in complaint
-        complaint = fails(capsys, "teacher", "--resume", "--out", tmp_path / "teacher", "--epochs", "9")
-        assert "leave out --epochs" in complaint
+        complaint = fails(capsys, "teacher", "--resume", "--out", tmp_path / "teacher", "--seed", "9")
+        assert "leave out --seed" in complaint
         complaint = fails(capsys, "train", "--resume", "--out", tmp_path / "teacher")
         assert "was begun with stam teacher: stam teacher --resume --out" in complaint
         assert [path.name for path in (tmp_path / "teacher").iterdir() if path.is_dir()] == []
@@ -443,7 +443,11 @@ def test_help_shows_a_few_options_and_help_all_every_one(command, capsys):
     for text in (shown, everything):
         assert "imagenet-small-glimpse48" in text and "DATA is" in text
         assert f"For example: stam {command} " in text
+    assert "imagenette-hard" not in shown and "imagenette-hard" in everything and "digits-paper" in shown
     assert f"stam {command} --help-all lists every setting" in shown and "docs/settings.md" in shown
+    assert f"usage: stam {command} [RECIPE] " in shown
+    assert "Defaults are those of the recipe tiny" in shown and "of the recipe digits" in everything
+    assert ("chosen by your images" in shown) == (command == "train")
     few, every = options_in(shown), options_in(everything)
     assert {"--out", "--resume", "--init", "--epochs", "--batch-size", "--device", "--fast"} <= few
     assert few < every and len(few) <= 16 and len(every) >= 50

@@ -9,6 +9,8 @@ import sys
 from stam.errors import Interrupted, StamError, did_you_mean
 
 COMMANDS = {  # name: what it does, and an example
+    "list": ("agents, recipes and extras; the runs in a folder", "stam list runs"),
+    "info": ("what an agent or a run is", "stam info imagenette-tiny"),
     "demo": ("train on the embedded digits and draw the result", "stam demo"),
     "train": ("train an agent", "stam train digits --out runs/digits"),
     "teacher": ("fine-tune a whole-image teacher", "stam teacher tiny path/to/images --out runs/teacher"),

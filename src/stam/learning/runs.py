@@ -57,6 +57,7 @@ class _RunRecord:
     recipe: str = "custom"
     seed: int = 0
     versions: dict[str, str] = field(default_factory=dict)
+    extended_from: tuple[int, ...] = ()  # epochs it had before it was given more
 
     def __post_init__(self) -> None:
         """Checks that it is of a run, and that the parts of its configuration are parts."""
@@ -139,8 +140,16 @@ class RunFolder:
         """Tells whether the folder holds a run that was begun with exactly these."""
         if not self.record_file.is_file():
             return False
-        wanted = json.loads(json.dumps(_record(recipe, config)))
+        wanted = vars(from_plain(_RunRecord, json.loads(json.dumps(_record(recipe, config)))))
         return self.record() == wanted and self.split() == split
+
+    def extend(self, changes: dict[str, dict[str, Any]], epochs_before: int) -> None:
+        """Writes settings of a run anew that give it more epochs, and how many it had."""
+        record = self.record()
+        for part, values in changes.items():
+            record["config"][part] = record["config"].get(part, {}) | values
+        earlier = [*record["extended_from"], epochs_before]
+        save_content(self.record_file, json.dumps(record | {"extended_from": earlier}, indent=2) + "\n")
 
     def record(self) -> dict[str, Any]:
         """Reads what the run is; its `config` as it was written, which `config()` brings up to date."""

@@ -181,6 +181,11 @@ def read_config(folder: RunFolder) -> ZooConfig:
     values = folder.record()["config"]
     if values.get("name") not in SYSTEMS:
         raise RunError(f"the run in '{folder.path}' is not of a system of the zoo")
+    return config_from(values)
+
+
+def config_from(values: dict[str, Any]) -> ZooConfig:
+    """Returns the configuration that a run has recorded."""
     system = from_plain(require_system(values["name"]).settings, values["system"])
     rest = {key: value for key, value in values.items() if key != "system"}
     return dataclasses.replace(
