@@ -24,11 +24,11 @@ unit: $(VENV)/.dev browser
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[figures,web]'
+	$(PIP) --editable '.[figures]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(PIP) --editable '.[dev,figures,web,export,gym,logging]'
+	$(PIP) --editable '.[dev,figures,export,gym,hub,logging]'
 	touch $@
 
 # The page is tested in Debian's own Chromium; where it cannot be installed those tests are skipped and say so.

@@ -1,13 +1,13 @@
 """Trains Learned, Random, Plus and Spiral agents from the same start on cluttered digits, over several seeds.
 
-    python experiments/digits_policies.py --out runs/digits-policies --seeds 3 --epochs 36
+    python experiments/digits_policies.py --out runs/digits-policies --processes 12
 
-All agents start from the package's digits core, see the same scenes in the same order and take the same
-number of updates. Accuracy is on the 2,000 test scenes, over `--eval-seeds` first locations each.
+The start is a core that has seen random glimpses only, so it favours no order. All agents see scenes from the
+same sets and take the same number of updates. Accuracy is on the 2,000 test scenes of seed 0, over
+`--eval-seeds` first locations each. Settings were chosen on other scenes (`pretrain_digits_causal.py`).
 """
 
 import argparse
-import dataclasses
 import json
 import statistics
 import time
@@ -16,44 +16,66 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from pretrain_digits import as_images, load_scenes
+from pretrain_digits_causal import EPOCHS, RATES, learn, stage
+from torch import Tensor
 
-from stam.data import Splits, Subset, open_scenes
-from stam.learning.recipes import get_recipe, vary
-from stam.learning.runs import RunFolder
-from stam.learning.training import train
-from stam.learning.validation import validate
-from stam.weights import open_teacher, start_agent
+import stam
+from stam.learning.loop import Place
+from stam.weights import save_agent
+
+SHOWN = (1, 2, 4, 6, 8, 10, 12, 14)
 
 
 def run_one(task: dict[str, Any]) -> dict[str, Any]:
     """Trains one agent and returns its curve."""
-    torch.set_num_threads(task["threads"])
-    base = vary(get_recipe("digits"), policy=task["policy"])
-    training = dataclasses.replace(
-        base.training, **task["settings"], seed=task["seed"], validation_images=2000
-    )
-    splits = open_scenes("digits")
-    if task["scenes"] is not None:
-        some = np.arange(task["scenes"])
-        splits = Splits(Subset(splits.train, some), Subset(splits.val, some), splits.record)
-    classes = splits.train.classes
-    agent_config = dataclasses.replace(base.agent, labels=classes, actor_width=256)
-    data = dataclasses.replace(base.data, num_workers=1)  # many runs share the CPU cores
-    config = dataclasses.replace(base, training=training, agent=agent_config, data=data)
-    torch.manual_seed(task["seed"])
-    agent = start_agent(config.init, config.agent)
-    assert config.teacher is not None
-    teacher = open_teacher(config.teacher, classes, config.agent)
-    run = RunFolder.create(Path(task["out"]) / f"digits-{task['policy']}-{task['seed']}")
-    run.write_record("digits", config, splits.record)
+    torch.set_num_threads(1)
+    out = Path(task["out"])
+    start, device, size = str(out / "start"), task["device"], task["batch_size"]
+    learner, _ = stage(start, device, task["policy"], size, num_glimpses=14, seed=task["seed"], **RATES)
+    scenes = {name: part.to(learner.device) for name, part in torch.load(out / "scenes.pt").items()}
+    drawn = torch.Generator(learner.device).manual_seed(task["seed"])
     began = time.monotonic()
-    agent = train(run, config, agent, teacher, splits.train, splits.val)
-    seconds = time.monotonic() - began
-    curves = [validate(agent, config, splits.val, seed=seed) for seed in range(task["eval_seeds"])]
+    for batch in range(task["batches"]):
+        chosen = torch.randint(len(scenes["grey"]), (size,), device=learner.device, generator=drawn)
+        images, labels = as_images(scenes["grey"][chosen]), scenes["labels"][chosen]
+        learner.learn_from(images, labels, Place(EPOCHS * batch // task["batches"], batch, False))
+    agent = learner.agent_to_use.eval()
+    curves = [
+        accuracy(agent, scenes["test_grey"], scenes["test_labels"], seed)
+        for seed in range(task["eval_seeds"])
+    ]
+    save_agent(agent, out / f"{task['policy']}-{task['seed']}")
     curve = [statistics.mean(values) for values in zip(*curves, strict=True)]
+    seconds = time.monotonic() - began
+    print(
+        f"{task['policy']} {task['seed']}: {100 * curve[7]:.1f} after 8 glimpses, {seconds:.0f} s", flush=True
+    )
     return {key: task[key] for key in ("policy", "seed")} | {"curve": curve, "seconds": seconds}
+
+
+@torch.no_grad()
+def accuracy(agent: stam.Agent, grey: Tensor, labels: Tensor, seed: int) -> list[float]:
+    """Returns the accuracy after each glimpse, from first locations drawn by a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    traces = [agent.look(as_images(part), 14, generator=generator) for part in grey.split(1000)]
+    right = torch.cat([trace.predictions for trace in traces]) == labels[:, None]
+    return right.float().mean(dim=0).tolist()
+
+
+def prepare_start(given: argparse.Namespace) -> None:
+    """Paints the scenes and trains the core that all agents start from."""
+    torch.manual_seed(0)
+    size = given.batch_size
+    learner, _ = stage("package:digits-core", given.device, "random", size, num_glimpses=16, base_lr=6e-4)
+    # other training scenes than those of seed 0, and the test scenes of seed 0
+    grey, labels = load_scenes("train", range(100, 100 + given.num_sets), given.num_scenes, learner.device)
+    test_grey, test_labels = load_scenes("test", range(1), min(2000, given.num_scenes), learner.device)
+    core = learn(learner, grey, labels, size, given.random_seconds)
+    save_agent(core, given.out / "start")
+    scenes = {"grey": grey, "labels": labels, "test_grey": test_grey, "test_labels": test_labels}
+    torch.save({name: part.cpu() for name, part in scenes.items()}, given.out / "scenes.pt")
 
 
 def main() -> None:
@@ -63,52 +85,35 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--policies", nargs="+", default=["learned", "random", "plus", "spiral"])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--eval-seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=36)
-    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--eval-seeds", type=int, default=10)
+    parser.add_argument("--random-seconds", type=float, default=60)
+    parser.add_argument("--batches", type=int, default=1500, help="updates of each agent")
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--num-sets", type=int, default=32, help="sets of training scenes")
+    parser.add_argument("--num-scenes", type=int, default=5000, help="scenes of each")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--scenes", type=int, help="number of training and test scenes; all by default")
-    arguments = parser.parse_args()
-    settings = {
-        "epochs": arguments.epochs,
-        "batch_size": arguments.batch_size,
-        "device": arguments.device,
-        "validate_every": 10_000,
-        "tau_epochs": max(1, arguments.epochs // 2),
-        "num_glimpses": 14,
-        "base_lr": 3e-4,
-        "actor_lr": 2e-3,
-        "critic_lr": 1e-3,
-    }
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    prepare_start(given)
+    same = {key: getattr(given, key) for key in ("device", "batch_size", "batches", "eval_seeds")}
     tasks = [
-        {
-            "out": str(arguments.out),
-            "policy": policy,
-            "seed": seed,
-            "settings": settings,
-            "eval_seeds": arguments.eval_seeds,
-            "threads": arguments.threads,
-            "scenes": arguments.scenes,
-        }
-        for policy in arguments.policies
-        for seed in range(arguments.seeds)
+        {"out": str(given.out), "policy": policy, "seed": seed} | same
+        for policy in given.policies
+        for seed in range(given.seeds)
     ]
-    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
         results = list(pool.map(run_one, tasks))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "results.json").write_text(json.dumps(results, indent=1))
-    shown = [n for n in (1, 2, 4, 6, 8, 10, 12, 14, 16) if n <= len(results[0]["curve"])]
-    print(f"{'accuracy % after':<28}" + "".join(f"{n:>7}" for n in shown) + "   seconds")
-    for policy in arguments.policies:
-        chosen = [result for result in results if result["policy"] == policy]
-        means = [100 * statistics.mean(result["curve"][n - 1] for result in chosen) for n in shown]
-        last = [100 * result["curve"][-1] for result in chosen]
-        spread = statistics.stdev(last) if len(last) > 1 else 0.0
-        seconds = statistics.mean(result["seconds"] for result in chosen)
-        row = "".join(f"{mean:>7.1f}" for mean in means)
-        print(f"{policy:<28}{row}   {seconds:>7.0f}   (std at the last {spread:.2f})")
+    (given.out / "results.json").write_text(json.dumps(results, indent=1))
+    print(f"{'accuracy % after':<18}" + "".join(f"{n:>13}" for n in SHOWN))
+    for policy in given.policies:
+        curves = [result["curve"] for result in results if result["policy"] == policy]
+        cells = []
+        for n in SHOWN:
+            values = [100 * curve[n - 1] for curve in curves]
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            cells.append(f"{statistics.mean(values):>7.1f} ± {spread:.1f}")
+        print(f"{policy:<18}" + "".join(f"{cell:>13}" for cell in cells))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from stam.learning.training import AgentLearner
 from stam.settings import RunConfig
 from stam.weights import open_teacher, save_agent, start_agent
 
+RATES = {"base_lr": 3e-4, "actor_lr": 2e-3, "critic_lr": 1e-3}
 EPOCHS = 100  # steps of the schedules; they go by the time that has passed
 
 
@@ -106,9 +107,8 @@ def main() -> None:
     core = learn(learner, grey, labels, given.batch_size, given.random_seconds)
     show(core, val_grey, val_labels, ("random", "plus", "spiral"), 14)
     save_agent(core, given.out / "digits-causal-core", half=True)
-    rates = {"base_lr": 3e-4, "actor_lr": 2e-3, "critic_lr": 1e-3}
     start = str(given.out / "digits-causal-core")
-    learner, config = stage(start, given.device, "learned", given.batch_size, num_glimpses=14, **rates)
+    learner, config = stage(start, given.device, "learned", given.batch_size, num_glimpses=14, **RATES)
     agent = learn(learner, grey, labels, given.batch_size, given.seconds)
     show(agent, val_grey, val_labels, ("learned", "random", "plus", "spiral"), 14)
     save_agent(agent, given.out / "digits", half=True)

@@ -43,15 +43,20 @@ from stam.zoo.training import SystemLearner, ZooConfig, default_config, start, t
 
 EVEN = "stn-even"
 WARM_UP, TIMED = 3, 5  # batches of a probe: the first compile, the second is captured
+BATCH_SIZE = {"digits": 1024, "photographs": 256}
+SMALLER = {"saccader": 4}  # it encodes every window of a scene, so it takes a part of the batch
 
 
 class OnDevice:
     """Images of one size that lie on a device, so that a batch costs nothing to load."""
 
     def __init__(self, scenes: Scenes, device: torch.device) -> None:
-        images = np.stack([scenes.load(index) for index in range(len(scenes))])
         self.classes, self.labels = scenes.classes, scenes.labels
-        self._images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(device)
+        if isinstance(scenes, PaintedScenes):
+            self._images = scenes.paint(np.arange(len(scenes))).images.contiguous().to(device)
+        else:
+            images = np.stack([scenes.load(index) for index in range(len(scenes))])
+            self._images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(device)
         self._labels = torch.from_numpy(scenes.labels).to(device)
 
     def __len__(self) -> int:
@@ -69,9 +74,12 @@ class OnDevice:
 
 
 def on_device(splits: Splits, device: torch.device, workers: int) -> Splits:
-    """Decodes all photographs once; those to train on go to the device if they are of one size."""
+    """Decodes all photographs once; those to train on go to the device if they are of one size.
+
+    Digits to train on are painted on the device in every batch, those to evaluate once.
+    """
     if isinstance(splits.train, ClutteredScenes):
-        return splits
+        return Splits(splits.train, OnDevice(splits.val, torch.device("cpu")), splits.record)
     train, val = CachedScenes(splits.train), CachedScenes(splits.val)
     for part in (train, val):
         part.fill(None, workers, progress=False)
@@ -97,9 +105,10 @@ def configure(name: str, given: argparse.Namespace, classes: tuple[str, ...]) ->
     if name == EVEN:
         system = dataclasses.replace(system, sampler=False)  # type: ignore[call-arg]
     grey = isinstance(given.opened.train, ClutteredScenes)
+    batch_size = BATCH_SIZE["digits" if grey else "photographs"] // SMALLER.get(name, 1)
     training = dataclasses.replace(
         config.training,
-        batch_size=given.batch_size or (1024 if grey else 256),
+        batch_size=given.batch_size or batch_size,
         lr=given.lr,
         seed=given.seed,
         device=given.device,

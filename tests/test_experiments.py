@@ -65,20 +65,9 @@ def test_real_images(images, tmp_path):
 def test_digits_policies(tmp_path):
     out = tmp_path / "out"
     run(
-        *(
-            "digits_policies.py",
-            "--out",
-            out,
-            "--seeds",
-            1,
-            "--epochs",
-            1,
-            "--batch-size",
-            8,
-            "--device",
-            "cpu",
-        ),
-        *("--eval-seeds", 1, "--policies", "plus", "--threads", 1, "--scenes", 16),
+        *("digits_policies.py", "--out", out, "--seeds", 1, "--eval-seeds", 1, "--policies", "plus"),
+        *("--random-seconds", 0.2, "--batches", 1, "--batch-size", 8, "--num-sets", 1, "--num-scenes", 16),
+        *("--device", "cpu"),
     )
     assert len(json.loads((out / "results.json").read_text())) == 1
 

@@ -2,7 +2,9 @@
 
 import difflib
 import importlib
+import signal
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 
 
@@ -30,6 +32,18 @@ class SensorError(StamError):
     """A sensor that breaks its contract, or a glimpse that cannot be used."""
 
 
+class Interrupted(StamError):  # noqa: N818 - what happened is no error
+    """Somebody asked to stop, and what was done is saved; the message says how to go on.
+
+    Attributes:
+        number: The number of the signal that asked for it; by default that of Ctrl-C.
+    """
+
+    def __init__(self, message: str = "", number: int | None = None) -> None:
+        super().__init__(message)
+        self.number = number or signal.SIGINT
+
+
 class MissingPackageError(StamError, ImportError):
     """An optional package is needed and not installed."""
 
@@ -39,8 +53,16 @@ def require_package(name: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        message = f"this needs the package '{name}': pip install 'stam-vision[{extra}]'"
+        message = f"this needs the package '{name}': {how_to_install(extra)}"
         raise MissingPackageError(message) from error
+
+
+def how_to_install(extra: str) -> str:
+    """Returns the command that installs an extra: from the clone that this package runs from, or by name."""
+    clone = Path(__file__).resolve().parents[2]
+    if not (clone / "pyproject.toml").is_file():
+        return f"pip install 'stam-vision[{extra}]'"
+    return f"pip install -e '{'.' if clone == Path.cwd() else clone}[{extra}]'"
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:

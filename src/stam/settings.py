@@ -104,7 +104,8 @@ class DataConfig:
     """Where images come from and how they reach the model.
 
     Attributes:
-        path: `digits`, a folder of class folders, or tar shards.
+        path: `digits`, a folder of class folders, a CSV file with the columns path, label and split, or tar
+            shards.
         val_fraction: Share of the images held out, where the data has no split of its own.
         test_fraction: Share of the images that is kept from training and validation, for `stam evaluate` to
             report on; 0 where none is, or the data has a part `test` of its own.

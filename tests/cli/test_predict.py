@@ -1,3 +1,4 @@
+import csv
 import json
 import os
 import re
@@ -121,6 +122,77 @@ def test_pictures_are_drawn(agent_folder, pictures, tmp_path, capsys):
         assert image.n_frames >= 3 * 12 and image.info["loop"] == 0
 
 
+def read_rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def classes(pictures, tmp_path):
+    """A folder of class folders: two pictures of a known class, and one whose class is not known."""
+    for name, folder in (("a.png", "ant"), ("b.jpg", "bee/more"), ("a.png", "others")):
+        (tmp_path / "classes" / folder).mkdir(parents=True)
+        shutil.copy(pictures / name, tmp_path / "classes" / folder / name)
+    return tmp_path / "classes"
+
+
+def test_rows_are_written_and_counted(agent_folder, classes, tmp_path, capsys):
+    out = tmp_path / "out.csv"
+    said = predict(capsys, agent_folder, classes, "--csv", out)
+    rows = read_rows(out)
+    assert [row["truth"] for row in rows] == ["ant", "bee", ""]
+    right = sum(row["label"] == row["truth"] for row in rows)
+    assert f"3 rows are in {out}" in said.out
+    assert f"accuracy {right / 2:.1%} on 2 of 3 images whose class is known" in said.out
+    answers = json.loads(predict(capsys, agent_folder, classes, "--json").out)
+    for row, answer in zip(rows, answers, strict=True):
+        assert row["image"] == answer["image"] and row["label"] == answer["label"]
+        assert float(row["confidence"]) == answer["confidence"]
+        assert int(row["num_glimpses"]) == answer["num_glimpses"]
+    # a class folder itself may be named, and a list of images with labels
+    said = predict(capsys, agent_folder, classes / "ant")
+    assert re.search(r"^accuracy \d+.0% on 1 images whose class is known$", said.out, re.MULTILINE)
+    (tmp_path / "list.csv").write_text("path,label\nclasses/ant/a.png,dog\nclasses/bee/more/b.jpg,\n")
+    said = predict(capsys, agent_folder, tmp_path / "list.csv", "--json")
+    assert "on 1 of 2 images" in said.err and len(json.loads(said.out)) == 2
+
+
+def test_rows_are_there_though_it_is_interrupted_and_it_goes_on(
+    agent_folder, classes, tmp_path, capsys, monkeypatch
+):
+    from stam.cli import predict as command
+
+    out, look_at = tmp_path / "out.csv", command.look_at
+    (classes / "ant/broken.png").write_bytes(b"no image")
+
+    def interrupted(*given):
+        if out.read_text().count("\n") > 2:  # rows are in the file before the next images are looked at
+            raise KeyboardInterrupt
+        return look_at(*given)
+
+    monkeypatch.setattr(command, "_BATCH", 2)
+    monkeypatch.setattr(command, "look_at", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        predict(capsys, agent_folder, classes, "--csv", out)
+    assert stopped.value.code == 130 and "--resume goes on" in capsys.readouterr().err
+    assert len(read_rows(out)) == 2
+    monkeypatch.undo()
+    with pytest.raises(SystemExit) as stopped:
+        predict(capsys, agent_folder, classes, "--csv", out)
+    assert stopped.value.code == 2 and "exists: pass --resume" in capsys.readouterr().err
+    whole = out.read_bytes()
+    out.write_bytes(whole + b"half a ro")
+    said = predict(capsys, agent_folder, classes, "--csv", out, "--resume")
+    assert "2 images are done, 2 are left" in said.err and f"4 rows are in {out}" in said.out
+    assert "on 2 of 4 images whose class is known" in said.out
+    rows = read_rows(out)
+    assert [Path(row["image"]).name for row in rows] == ["a.png", "broken.png", "b.jpg", "a.png"]
+    assert out.read_bytes().startswith(whole) and "cannot read" in rows[1]["error"]
+    with pytest.raises(SystemExit):
+        predict(capsys, agent_folder, classes, "--csv", out.with_name("other.csv"))
+    assert "1 of 4 images could not be read: see" in capsys.readouterr().err
+
+
 def test_an_unreadable_image_does_not_stop_the_others(agent_folder, pictures, tmp_path, capsys):
     (tmp_path / "broken.png").write_bytes(b"no image")
     with pytest.raises(SystemExit) as ended:
@@ -136,6 +208,12 @@ def test_an_unreadable_image_does_not_stop_the_others(agent_folder, pictures, tm
     [
         (["no-agent", "{pictures}"], "no agent at 'no-agent'"),
         (["{agent}"], "name at least one image"),
+        (["{agent}", "{pictures}", "--resume"], "--resume goes on with a file: name it with --csv"),
+        (["{agent}", "{pictures}", "--csv", "no/where.csv"], "--csv 'no/where.csv': its folder does not"),
+        (
+            ["{agent}", "{pictures}", "--csv", "{pictures}/a.png", "--resume"],
+            "was not written by stam predict",
+        ),
         (["{agent}", "none.png"], "no image or folder at 'none.png'"),
         (
             ["{agent}", "{pictures}", "--strip", "no/where.png"],

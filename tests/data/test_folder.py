@@ -228,7 +228,8 @@ def test_no_such_folder_names_the_nearest(tmp_path: Path) -> None:
 def test_a_file_where_a_folder_is_meant(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"x")
     with pytest.raises(
-        DataError, match=r"photo.jpg is a file: give a folder of class folders, a .tar, or the word"
+        DataError,
+        match=r"photo.jpg is a file: give a folder of class folders, a .csv that lists images, a .tar,",
     ):
         open_scenes(tmp_path / "photo.jpg")
 

@@ -99,3 +99,34 @@ for steps in (1, 5):
         torch.testing.assert_close(
             found[1][name], wanted, atol=1e-3, rtol=1e-3, msg=lambda text, at=name: f"causal {at}: {text}"
         )
+
+# a causal core glimpse by glimpse; its memory selected, joined, gone on from twice; glimpses tried
+kernels.usable = lambda x: True
+causal.eval()
+looker, plain = fuse(causal), PlainLooker(causal)
+scenes = torch.randn(BATCH, 3, 32, 32)
+locations = torch.stack([torch.randperm(16)[:10] for _ in range(BATCH)])
+glimpses = causal.grid.cut(scenes, locations)
+with torch.no_grad():
+    wanted = [each.state for each in plain.believe_all(glimpses, locations)]
+    memories, memory = [], None
+    for step in range(10):
+        memory = looker.remember(memory, glimpses[:, step], locations[:, step])
+        torch.testing.assert_close(looker.believe(memory).state, wanted[step], atol=1e-3, rtol=1e-3)
+        memories.append(memory)
+    again = looker.remember(memories[3], glimpses[:, 4], locations[:, 4])  # what came after stays as it was
+    torch.testing.assert_close(looker.believe(again).state, wanted[4], atol=1e-3, rtol=1e-3)
+    even, odd = torch.arange(0, BATCH, 2), torch.arange(1, BATCH, 2)
+    mixed = memories[6].join([memories[2].select(even), memories[6].select(odd)])
+    order, steps = torch.cat((even, odd)), torch.tensor([3] * len(even) + [7] * len(odd))
+    mixed = looker.remember(mixed, glimpses[order, steps], locations[order, steps])
+    expected = torch.stack([wanted[step][sample] for sample, step in zip(order, steps, strict=True)])
+    torch.testing.assert_close(looker.believe(mixed).state, expected, atol=1e-3, rtol=1e-3)
+    counts = torch.arange(BATCH) % 9 + 1
+    tried = torch.arange(16).expand(BATCH, -1)
+    found = looker.believe_each(memories[-1], counts, causal.grid.cut(scenes, tried), tried)
+    memory = None
+    for step in range(10):
+        memory = plain.remember(memory, glimpses[:, step], locations[:, step])
+    expected = plain.believe_each(memory, counts, causal.grid.cut(scenes, tried), tried)
+    torch.testing.assert_close(found.state, expected.state, atol=1e-3, rtol=1e-3)

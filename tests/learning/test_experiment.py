@@ -7,7 +7,7 @@ from images import make_image_folder
 
 import stam
 from stam.config import AgentConfig
-from stam.errors import ConfigError, DataError
+from stam.errors import ConfigError, DataError, WeightsError
 from stam.learning import experiment
 from stam.learning.runs import RunError, RunFolder
 from stam.settings import AugmentConfig, DataConfig, RunConfig, TeacherConfig, TrainingConfig
@@ -48,13 +48,9 @@ def test_a_teacher_then_an_agent_in_one_call_each(config, tmp_path):
 @pytest.mark.parametrize("begin", [experiment.begin, experiment.begin_teacher])
 def test_a_mistake_leaves_no_folder(config, tmp_path, begin):
     out = tmp_path / "run"
-    large = dataclasses.replace(
-        config,
-        training=dataclasses.replace(config.training, batch_size=99),
-        teacher_training=dataclasses.replace(config.teacher_training, batch_size=99),
-    )
-    with pytest.raises(ConfigError, match="larger than the 18 training images"):
-        begin(large, out)
+    wrong = dataclasses.replace(config, init="no/such/file")
+    with pytest.raises(WeightsError, match="no weights at"):
+        begin(wrong, out)
     with pytest.raises(DataError, match="no such data"):
         begin(dataclasses.replace(config, data=DataConfig(str(tmp_path / "nowhere"))), out)
     assert not out.exists()

@@ -1,11 +1,14 @@
 """The loop that learners share: what it keeps in memory, and when it draws what."""
 
+import signal
 import tracemalloc
 
 import numpy as np
 import pytest
 
 from stam.data import sampler
+from stam.errors import Interrupted
+from stam.learning import progress
 from stam.learning.loop import Learner, Place, Plan, load_batches, run_loop
 from stam.learning.recipes import get_recipe
 from stam.learning.runs import RunFolder
@@ -71,6 +74,33 @@ def test_the_first_batch_of_imagenet_takes_one_order_and_little_memory(tmp_path,
         tracemalloc.stop()
     assert drawn == [start[0]] and most < 64 * 2**20  # two orders, and what sorting them takes
     assert np.array_equal(learner.shown, made.batches_of(start[0])[start[1]])
+
+
+class HalfWay(Learner):
+    """Stops half-way through a batch, as a second Ctrl-C does."""
+
+    def train_batch(self, place, raw):
+        self.on_progress(0.5)
+        raise KeyboardInterrupt
+
+    end_epoch = state_dict = load_state_dict = save = progress = lambda self, *_: {}
+
+
+def test_progress_moves_within_a_batch_and_stopping_at_once_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    seconds = iter(range(0, 1000, 20))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(seconds)))
+    made, data = Plan(40, 3, 20, 1.0, 0), DataConfig(num_workers=0, check=False)
+    with pytest.raises(Interrupted, match="stopped at once; to go on from .*: stam go on") as stopped:
+        run_loop(HalfWay(), RunFolder(tmp_path), made, Blank(40), data, "test", 1, "stam go on")
+    assert stopped.value.number == signal.SIGINT
+    said = capsys.readouterr().err
+    assert said.startswith("test: 6 batches of 20 images in 3 epochs\n")
+    assert "10/120" in said and "to go at this speed; Ctrl-C saves" in said
+
+
+def test_durations_are_said_as_people_say_them():
+    said = [progress.duration(seconds) for seconds in (12, 89, 100, 5000, 9000)]
+    assert said == ["12 s", "89 s", "2 min", "83 min", "2.5 hours"]
 
 
 def test_no_batch_keeps_the_order_it_was_cut_from():

@@ -131,5 +131,5 @@ def test_a_missing_matplotlib_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     from stam.errors import MissingPackageError, require_package
 
-    with pytest.raises(MissingPackageError, match=r"pip install 'stam-vision\[figures\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install .*\[figures\]'"):
         require_package("matplotlib", extra="figures")

@@ -104,7 +104,7 @@ def test_what_is_no_agent_says_what_would_be_one(run, tmp_path, monkeypatch):
     with pytest.raises(WeightsError, match="is a stam-teacher, not a stam-agent"):
         stam.load(run / "teacher")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(WeightsError, match=r"stam-vision\[hub\].*bring the file config.json of 'some/agent'"):
+    with pytest.raises(WeightsError, match=r"\[hub\]'.*bring the file config.json of 'some/agent'"):
         stam.load("hub:some/agent")
 
 

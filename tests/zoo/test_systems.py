@@ -14,7 +14,7 @@ from stam.model.randomness import RandomSource
 from stam.settings import AugmentConfig, DataConfig
 from stam.zoo import SYSTEMS, build, check_looker, load_system, require_system, save_system
 from stam.zoo.sensing import crop, crop_boxes, crops, grid_places, inside, pyramid, retina, retina_boxes
-from stam.zoo.system import Stage
+from stam.zoo.system import Stage, draw_places
 from stam.zoo.template import Template, TemplateConfig
 from stam.zoo.training import SystemLearner, ZooConfig, ZooTraining, accuracy, stage_ends
 
@@ -230,6 +230,38 @@ def test_a_retina_has_coarser_squares_around_the_finest():
     boxes = retina_boxes(places, 4, 3, (24, 24))[0] * 24
     expected = torch.tensor([[10.0, 10, 14, 14], [8, 8, 16, 16], [4, 4, 20, 20]])
     torch.testing.assert_close(boxes, expected)
+
+
+def test_a_draw_beyond_the_scene_is_sensed_at_its_edge_and_scored_as_drawn():
+    means = torch.full((20_000, 2), 0.95)
+    places, scores = draw_places(means, 0.2, RandomSource(torch.Generator().manual_seed(0)))
+    assert places.max() == 1 and (places == 1).any(dim=1).float().mean() > 0.5
+    assert scores.mean().item() == pytest.approx(-1, abs=0.03)  # of two squares of normal numbers, halved
+
+
+def stage_losses(system, stage: str, labels) -> dict[str, float]:
+    images = glyph_scenes().paint(np.arange(12)).images.float().mean(dim=1, keepdim=True) / 255
+    random = RandomSource(torch.Generator().manual_seed(0))
+    return {name: loss.item() for name, loss in system.losses(stage, images, labels, random).items()}
+
+
+def test_saccader_learns_the_order_of_the_class_it_predicts():
+    system = small("saccader")
+    labels = torch.arange(12) % 3
+    assert stage_losses(system, "order", labels) == stage_losses(system, "order", labels.flip(0))
+    assert stage_losses(system, "together", labels) != stage_losses(system, "together", labels.flip(0))
+
+
+def test_a_wrong_answer_costs_patchdrop_more_when_all_is_trained(monkeypatch):
+    system, costs = small("patchdrop"), []
+    reward = system.reward
+    monkeypatch.setattr(system, "reward", lambda *given: costs.append(given[-1]) or reward(*given))
+    labels = torch.arange(12) % 3
+    stage_losses(system, "policy", labels)
+    stage_losses(system, "together", labels)
+    assert costs == [-0.5, -0.5, -10, -10]
+    answer, gates = torch.tensor([[3.0, 0], [3, 0]]), torch.tensor([[1.0, 1, 0, 0], [1, 0, 0, 0]])
+    assert reward(answer, gates, torch.tensor([0, 1]), -10).tolist() == [1 - 0.5**2, -10]
 
 
 def test_stages_share_the_batches():

@@ -6,9 +6,11 @@ import io
 import os
 import sys
 
-from stam.errors import StamError, did_you_mean
+from stam.errors import Interrupted, StamError, did_you_mean
 
 COMMANDS = {  # name: what it does, and an example
+    "list": ("agents, recipes and extras; the runs in a folder", "stam list runs"),
+    "info": ("what an agent or a run is", "stam info imagenette-tiny"),
     "demo": ("train on the embedded digits and draw the result", "stam demo"),
     "train": ("train an agent", "stam train digits --out runs/digits"),
     "teacher": ("fine-tune a whole-image teacher", "stam teacher tiny path/to/images --out runs/teacher"),
@@ -39,6 +41,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
+    except Interrupted as error:
+        _complain(str(error))
+        sys.exit(128 + error.number)  # as a shell says it: 130 after Ctrl-C
     except StamError as error:
         sys.exit(_complain(str(error)))
     except KeyboardInterrupt:

@@ -22,7 +22,8 @@ class Arguments:
 
     Attributes:
         run: A run folder, a weights folder, an agent that ships (such as digits), or hub:NAME.
-        data: What to evaluate on: digits, a folder of class folders, or tar shards. A run has its own.
+        data: What to evaluate on: digits, a folder of class folders, a CSV file of paths and labels, or tar
+            shards. A run has its own.
         seeds: Seeds of the first location.
         glimpses: Glimpses to sense in each scene; all of them by default.
         policy: Who picks the locations: learned, random, plus, spiral or centre-out; by default its own.

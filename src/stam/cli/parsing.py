@@ -35,6 +35,7 @@ def parse(
     default: T | None = None,
     more_help: str = "",
     shown: tuple[str, ...] = (),
+    words: str = "",
 ) -> T:
     """Returns the arguments of a command; `--help` and mistakes end the program here.
 
@@ -47,6 +48,7 @@ def parse(
         default: Values for what the user leaves out.
         more_help: What help says beside the options.
         shown: The few options that `--help` lists, if not all; `--help-all` then does.
+        words: What comes before the options, for help.
     """
     purpose, example = COMMANDS[command]
     in_full = not shown or "--help-all" in arguments
@@ -61,7 +63,7 @@ def parse(
         with contextlib.redirect_stderr(complaint):
             parsed = tyro.cli(
                 cls,
-                prog=f"stam {command}",
+                prog=f"stam {command} {words}".strip(),
                 description="\n\n".join(about),
                 args=arguments,
                 default=default,
@@ -118,6 +120,21 @@ def in_one_line(complaint: str, how_to_see_all: str) -> str:
     close = difflib.get_close_matches(wrong[0], known, n=1, cutoff=0) if wrong else []
     meant = f"; did you mean {close[0]}?" if close and close[0] != (wrong and wrong[0]) else ""
     return f"{message.removesuffix('.')}{meant or ';'} see {how_to_see_all}"
+
+
+def value_of(options: list[str], name: str) -> str | None:
+    """Returns the value of an option before all of them are parsed; none where it is not given."""
+    for position, option in enumerate(options):
+        if option.startswith(f"{name}="):
+            return option.partition("=")[2]
+        if option == name and position + 1 < len(options):
+            return options[position + 1]
+    return None
+
+
+def was_given(options: list[str], name: str) -> bool:
+    """Tells whether an option was given."""
+    return any(option.split("=")[0] == name for option in options)
 
 
 def wants_help(options: list[str]) -> bool:

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,9 +14,9 @@ import tyro
 from tqdm import tqdm
 
 from stam.cli.agents import names_agent, open_looker
+from stam.cli.batch import Score, find_images, open_rows
 from stam.cli.parsing import next_command, parse
 from stam.data import decode_image
-from stam.data.folder import image_files
 from stam.errors import ConfigError, DataError, StamError, require
 from stam.model.looker import SceneLooker
 from stam.prediction import Looking, Prediction, look_at
@@ -35,7 +36,7 @@ class Arguments:
     Attributes:
         agent: A run folder, a weights folder, an agent that ships (such as digits), or hub:NAME; a run of a
             system of the zoo too.
-        images: Image files, and folders of them.
+        images: Image files, folders of them, and CSV files that list them: column path, and label if known.
         threshold: Confidence above which to stop; as the agent says by default.
         max_glimpses: When to stop though unsure; when everything has been seen by default.
         policy: Who picks the locations: learned, random, plus, spiral or centre-out; by default its own.
@@ -46,6 +47,8 @@ class Arguments:
         fast: Use packed weights; --no-fast runs the plain modules.
         strip: Draw what was looked at as a strip of frames, into this file.
         gif: Draw it as an animation, into this file.
+        csv: Write a row for each image to this file, as it goes, instead of printing a table.
+        resume: Go on with the file of --csv: images that have a row are left out.
         json: Print the result as JSON.
     """
 
@@ -60,6 +63,8 @@ class Arguments:
     fast: bool = True
     strip: Path | None = None
     gif: Path | None = None
+    csv: Path | None = None
+    resume: bool = False
     json: bool = False
 
 
@@ -97,28 +102,60 @@ def run(arguments: list[str]) -> None:
     """Runs the command."""
     given = parse(Arguments, "predict", arguments)
     require(len(given.images) >= 1, "name at least one image or folder: stam predict AGENT IMAGE...")
-    for name, path in (("--strip", given.strip), ("--gif", given.gif)):
+    for name, path in (("--strip", given.strip), ("--gif", given.gif), ("--csv", given.csv)):
         require(
             path is None or path.absolute().parent.is_dir(), f"{name} '{path}': its folder does not exist"
         )
-    agent, images = agent_first(given.agent, given.images)
-    paths = find_images(images)
+    require(given.csv is not None or not given.resume, "--resume goes on with a file: name it with --csv")
+    agent, named = agent_first(given.agent, given.images)
+    images = find_images(named)
     looker, resize_size = open_looker(agent, given.resize_size, fast=given.fast)
     how = looking_of(given)
     stories: list[Story] = []
     answers: list[Answer] = []
-    with tqdm(total=len(paths), unit="image", disable=None if len(paths) > 1 else True, leave=False) as bar:
-        for path, found in predict(looker, paths, how, resize_size):
-            answers.append(answer_of(path, found))
-            if isinstance(found, Prediction) and len(stories) < _MOST_PICTURES:
-                stories.append(found.story)
-            bar.update()
-    print(as_json(answers) if given.json else as_table(answers))
+    score, num_unreadable = Score(), 0
+    with nullcontext() if given.csv is None else open_rows(given.csv, given.resume) as rows:
+        if rows is not None and rows.done:
+            for label, truth in rows.done.values():
+                score.add(label, truth)
+            images = [image for image in images if str(image.path) not in rows.done]
+            print(f"{len(rows.done):,} images are done, {len(images):,} are left", file=sys.stderr)
+        truths = {image.path: image.truth(looker.facts.labels) for image in images}
+        with _bar(len(images)) as bar:
+            for path, found in predict(looker, [image.path for image in images], how, resize_size):
+                answer = answer_of(path, found)
+                if rows is not None:
+                    rows.add(answer, truths[path])
+                if rows is None or given.json:  # otherwise they are in the file, however many there are
+                    answers.append(answer)
+                score.add(answer.label, truths[path])
+                num_unreadable += answer.error is not None
+                if isinstance(found, Prediction) and len(stories) < _MOST_PICTURES:
+                    stories.append(found.story)
+                bar.update()
+    report(answers, score, given)
     draw(stories, given)
-    unreadable = [answer for answer in answers if answer.error]
-    if unreadable:
-        raise DataError(f"{len(unreadable)} of {len(answers)} images could not be read: see above")
+    if num_unreadable:
+        raise DataError(
+            f"{num_unreadable} of {score.num_images} images could not be read: see {given.csv or 'above'}"
+        )
     next_command(f"stam serve {agent}")
+
+
+def _bar(total: int) -> tqdm:
+    return tqdm(total=total, unit="image", disable=None if total > 1 else True, leave=False)
+
+
+def report(answers: Sequence[Answer], score: Score, given: Arguments) -> None:
+    """Prints the answers, or where they are, and how many are right."""
+    if given.json:
+        print(as_json(answers))
+    elif given.csv is None:
+        print(as_table(answers))
+    else:
+        print(f"{score.num_images:,} rows are in {given.csv}")
+    if score.num_known:
+        print(score, file=sys.stderr if given.json else sys.stdout)
 
 
 def agent_first(agent: str, images: Sequence[Path]) -> tuple[str, Sequence[Path]]:
@@ -129,21 +166,6 @@ def agent_first(agent: str, images: Sequence[Path]) -> tuple[str, Sequence[Path]
     if len(agents) != 1:
         return agent, images
     return str(agents[0]), [Path(agent), *(path for path in images if path != agents[0])]
-
-
-def find_images(given: Sequence[Path]) -> list[Path]:
-    """Returns the files named, and all images anywhere under the folders named."""
-    found: list[Path] = []
-    for path in given:
-        if path.is_dir():
-            inside = [path / name for name in image_files(path)]
-            require(bool(inside), f"no images in the folder '{path}'")
-            found += inside
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise DataError(f"no image or folder at '{path}': check the path")
-    return found
 
 
 def looking_of(given: Arguments) -> Looking:

@@ -1,37 +1,71 @@
 """The words that `stam train` and `stam teacher` take before their options, and what may go with --resume."""
 
+import dataclasses
 import difflib
+import sys
 from pathlib import Path
 
+from stam.cli.logging import OPTIONS as LOGGING
+from stam.cli.parsing import value_of, wants_help
+from stam.cli.settings_file import read_settings
 from stam.data.sources import DIGITS, is_data, nearest_data
 from stam.errors import ConfigError, DataError, StamError, require
-from stam.learning.experiment import recipe_of, reopen
+from stam.learning import distributed
+from stam.learning.experiment import extend, recipe_of, reopen
 from stam.learning.recipes import RECIPES, get_recipe
 from stam.learning.runs import RunError
+from stam.settings import RunConfig
 from stam.zoo import SYSTEMS
 
 DEFAULT_RECIPE = "digits"
 DEFAULT_FOR_IMAGES = "tiny"
 _NAMES = (*RECIPES, *SYSTEMS)
 _ALIKE = 0.75  # how much like a recipe's name a word must be to be meant as one
-_WITH_RESUME = ("--resume", "--out", "--tensorboard")
+_WITH_RESUME = ("--resume", "--out", "--epochs", *LOGGING)
 
 
-def recipes_and_data(in_full: bool) -> str:
-    """Returns what help says of RECIPE and DATA; variants of recipes one by one, or by their ending."""
+def recipes_and_data(in_full: bool, recipe: str, is_fitted: bool = False) -> str:
+    """Returns what help says of RECIPE and DATA.
+
+    Args:
+        in_full: Whether variants of recipes are named one by one, or by their ending.
+        recipe: The recipe whose settings are shown.
+        is_fitted: Whether some of them are chosen by the images.
+    """
+    return f"{_recipes_and_data(in_full)}\n\n{_defaults(recipe, is_fitted)}"
+
+
+def _defaults(recipe: str, is_fitted: bool) -> str:
+    chosen = (
+        " Epochs, batch size, learning rates, core and augmentation that you do not give are chosen by your "
+        "images and this machine; --no-fit takes the defaults."
+    )
+    another = f"Defaults are those of the recipe {recipe}; RECIPE --help shows those of another."
+    return another + (chosen if is_fitted else "")
+
+
+def _recipes_and_data(in_full: bool) -> str:
     data = (
-        "DATA is the word digits, a folder of class folders, or tar shards.\n\nstam train also takes another "
+        "DATA is the word digits, a folder of class folders, a CSV file with the columns path, label and "
+        "(optional) split, or tar shards.\n\nstam train also takes another "
         f"hard-attention system: {', '.join(SYSTEMS)} (docs/zoo.md)."
     )
     if in_full:
         return f"RECIPE is one of: {', '.join(RECIPES)}.\n\n{data}"
-    endings = [name.removeprefix(DEFAULT_RECIPE) for name in RECIPES if name.startswith(f"{DEFAULT_RECIPE}-")]
-    varied = [name for name in RECIPES if all(name + ending in RECIPES for ending in endings)]
-    variants = {name + ending for name in varied for ending in endings}
+    names, varied, endings = main_recipes()
     return (
-        f"RECIPE is one of: {', '.join(name for name in RECIPES if name not in variants)}.\n\n"
+        f"RECIPE is one of: {', '.join(names)}.\n\n"
         f"{', '.join(varied[:-1])} and {varied[-1]} may end in {', '.join(endings)}.\n\n{data}"
     )
+
+
+def main_recipes() -> tuple[list[str], list[str], list[str]]:
+    """Returns the recipes without their variants, those that have variants, and how those end."""
+    own = [name.removeprefix(DEFAULT_RECIPE) for name in RECIPES if name.startswith(f"{DEFAULT_RECIPE}-")]
+    endings = [ending for ending in own if f"imagenette{ending}" in RECIPES]
+    varied = [name for name in RECIPES if all(name + ending in RECIPES for ending in endings)]
+    variants = {name + ending for name in varied for ending in endings}
+    return [name for name in RECIPES if name not in variants], varied, endings
 
 
 def recipe_first(positionals: list[str]) -> list[str]:
@@ -76,6 +110,36 @@ def choose_recipe(positionals: list[str], without_data: bool = False) -> tuple[s
     return first, rest[0] if rest else None
 
 
+def choose_base(
+    positionals: list[str], options: list[str], command: str
+) -> tuple[str, str | None, RunConfig]:
+    """Returns the recipe, the data that is named and the settings over which the options go.
+
+    Args:
+        positionals: The words before the options.
+        options: All options; `--config` among them names a file of settings.
+        command: The command, train or teacher.
+    """
+    given = value_of(options, "--config")
+    without_data = wants_help(options) or "--resume" in options
+    if given is None or wants_help(options):
+        recipe, path = choose_recipe(positionals, without_data)
+        base = get_recipe(recipe)
+    else:
+        file = read_settings(given, command)
+        recipe, path = choose_recipe(positionals, without_data=True)
+        if file.recipe in RECIPES and not (positionals and positionals[0] in RECIPES):
+            recipe = file.recipe
+        base, path = file.over(recipe), path or file.data
+        require(
+            path is not None or without_data or recipe.startswith("digits"),
+            f"'{given}' names no data: stam {command} {recipe} path/to/images --config {given} --out RUN",
+        )
+    if path is not None:
+        base = dataclasses.replace(base, data=dataclasses.replace(base.data, path=path))
+    return recipe, path, base
+
+
 def refuse(options: list[str], names: tuple[str, ...], why: str) -> None:
     """Raises where an option is given that would be overruled."""
     for option in options:
@@ -106,3 +170,20 @@ def require_as_begun(
         raise RunError(f"the run in '{out}' was begun with the recipe '{begun}': leave out {recipe}")
     if path is not None and Path(path).resolve() != Path(data).resolve():
         raise RunError(f"the run in '{out}' was begun with the data '{data}': leave out {path}")
+
+
+def extend_if_asked(out: Path, command: str, options: list[str]) -> None:
+    """Gives a run that is to be resumed more epochs, where --epochs asks for them, and says what that means.
+
+    Args:
+        out: The run folder.
+        command: The command that is to go on, train or teacher.
+        options: All options given.
+    """
+    epochs = value_of(options, "--epochs")
+    if epochs is None:
+        return
+    require(epochs.isdecimal(), f"--epochs must be a whole number, got '{epochs}'")
+    if distributed.rank() == 0:
+        print(extend(out, command, int(epochs)), file=sys.stderr)
+    distributed.wait()  # the others read what was written

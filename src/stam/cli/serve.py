@@ -12,7 +12,7 @@ import tyro
 from stam.cli.agents import open_agent
 from stam.cli.parsing import next_command, parse
 from stam.config import AgentConfig
-from stam.errors import require, require_package
+from stam.errors import require
 from stam.weights import find_agent
 
 _SMALL_AGENT = 128  # width; operations of a smaller core only wait for a second thread
@@ -61,8 +61,6 @@ def run(arguments: list[str]) -> None:
     """Runs the command."""
     given = parse(Arguments, "serve", arguments)
     require(given.threads is None or given.threads >= 1, f"--threads must be at least 1, got {given.threads}")
-    for name in ("fastapi", "uvicorn"):
-        require_package(name, extra="web")
     from stam.web import Limits, Service, serve
     from stam.web.scenes import sample_scenes
 

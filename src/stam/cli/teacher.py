@@ -8,19 +8,25 @@ from typing import Annotated
 
 import tyro
 
-from stam.cli.logging import tensorboard_logger
-from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
+from stam.cli.logging import metric_loggers
+from stam.cli.parsing import next_command, parse, require_out, split_positionals
 from stam.cli.processes import processes
-from stam.cli.recipes import choose_recipe, recipe_first, recipes_and_data, refuse, require_as_begun
+from stam.cli.recipes import (
+    choose_base,
+    extend_if_asked,
+    recipe_first,
+    recipes_and_data,
+    refuse,
+    require_as_begun,
+)
 from stam.config import AgentConfig
 from stam.learning import distributed, experiment
-from stam.learning.recipes import get_recipe
 from stam.learning.runs import RunFolder
 from stam.settings import DataConfig, RunConfig, TeacherConfig
 
 SHOWN = (
-    *("out", "resume", "init", "model", "epochs", "batch_size", "base_lr", "mixup", "cutmix"),
-    *("resize_size", "device", "fast", "seed", "tensorboard"),
+    *("out", "resume", "config", "init", "model", "epochs", "batch_size", "base_lr", "mixup", "cutmix"),
+    *("resize_size", "device", "fast", "seed"),
 )
 
 
@@ -30,10 +36,14 @@ class Arguments:
 
     Attributes:
         out: The run folder; the teacher will be in its `best`. Needed.
-        resume: Go on with the run in --out, exactly where it stopped.
+        resume: Go on with the run in --out, exactly where it stopped; with a larger --epochs, beyond its end.
+        config: Take the settings of this file: the run of another teacher, or a TOML or JSON file of yours.
+            Options go over it.
         init: Where it starts: a weights file, a run, package:NAME, hub:NAME, or none.
         class_indices: For each class, its row in the classifier of --init.
         tensorboard: Log to TensorBoard too (extra `logging`).
+        wandb: Log to Weights & Biases too (extra `wandb`).
+        mlflow: Log to MLflow too (extra `mlflow`).
         teacher: How it is fine-tuned.
         data: Loading and augmentation.
         agent: Image size and normalisation, and the architecture where --init is none.
@@ -41,9 +51,12 @@ class Arguments:
 
     out: Path | None = None
     resume: bool = False
+    config: Path | None = None
     init: str = "none"
     class_indices: tuple[int, ...] | None = None
     tensorboard: bool = False
+    wandb: bool = False
+    mlflow: bool = False
     teacher: Annotated[TeacherConfig, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=TeacherConfig
     )
@@ -58,22 +71,22 @@ def run(arguments: list[str]) -> None:
     refuse(options, ("--agent.num-classes", "--agent.labels"), "the classes come from the data")
     refuse(options, ("--agent.preprocess-size",), "it is --resize-size of the data")
     refuse(options, ("--path",), "name the data after the recipe")
-    recipe, path = choose_recipe(positionals, wants_help(options) or "--resume" in options)
-    base = get_recipe(recipe)
+    recipe, path, base = choose_base(positionals, options, "teacher")
     default = Arguments(
         init=base.init,
         class_indices=base.class_indices,
         teacher=base.teacher_training,
-        data=base.data if path is None else dataclasses.replace(base.data, path=path),
+        data=base.data,
         agent=base.agent,
     )
-    about = recipes_and_data(in_full="--help-all" in options)
-    parsed = parse(Arguments, "teacher", options, default, about, SHOWN)
+    about = recipes_and_data("--help-all" in options, recipe)
+    parsed = parse(Arguments, "teacher", options, default, about, SHOWN, "[RECIPE] DATA")
     out = require_out(parsed.out, "stam teacher tiny path/to/images --out RUN")
-    loggers = (tensorboard_logger(out),) if parsed.tensorboard else ()
+    loggers = metric_loggers(out, parsed.tensorboard, parsed.wandb, parsed.mlflow)
     with processes(parsed.teacher.device):
         if parsed.resume:
             require_as_begun(out, "teacher", recipe if positionals else None, path, options)
+            extend_if_asked(out, "teacher", options)
             experiment.resume_teacher(out, loggers)
         else:
             experiment.begin_teacher(config_of(parsed, base), out, recipe, loggers)

@@ -10,22 +10,40 @@ import torch
 import tyro
 
 from stam.cli import zoo
-from stam.cli.logging import tensorboard_logger
-from stam.cli.parsing import next_command, parse, require_out, split_positionals, wants_help
+from stam.cli.logging import metric_loggers
+from stam.cli.parsing import next_command, parse, require_out, split_positionals, was_given
 from stam.cli.processes import processes
-from stam.cli.recipes import choose_recipe, recipe_first, recipes_and_data, refuse, require_as_begun
+from stam.cli.recipes import (
+    choose_base,
+    extend_if_asked,
+    recipe_first,
+    recipes_and_data,
+    refuse,
+    require_as_begun,
+)
 from stam.config import CORE_SIZES, AgentConfig
 from stam.errors import require
 from stam.learning import distributed, experiment
 from stam.learning.fitting import Fit, default_core, fit
 from stam.learning.optimisation import choose_device
-from stam.learning.recipes import get_recipe
+from stam.learning.progress import duration
 from stam.learning.runs import RunFolder
 from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
 
 SHOWN = (
-    *("out", "resume", "minutes", "init", "teacher", "image_size", "glimpse_size", "num_glimpses", "core"),
-    *("policy", "epochs", "batch_size", "base_lr", "device", "fast", "seed"),
+    *(
+        "out",
+        "resume",
+        "config",
+        "minutes",
+        "init",
+        "teacher",
+        "image_size",
+        "glimpse_size",
+        "num_glimpses",
+        "core",
+    ),
+    *("policy", "epochs", "batch_size", "device", "fast", "seed"),
 )
 
 
@@ -35,7 +53,9 @@ class Arguments:
 
     Attributes:
         out: The run folder; everything goes there. Needed.
-        resume: Go on with the run in --out, exactly where it stopped.
+        resume: Go on with the run in --out, exactly where it stopped; with a larger --epochs, beyond its end.
+        config: Take the settings of this file: a run folder, its run.json, or a TOML or JSON file of yours.
+            Options go over it, and nothing is fitted.
         fit: Choose settings by the images, the machine and the time. Otherwise the recipe's own are taken.
             Only for recipes for own images (tiny, small, base).
         minutes: Time for everything, the teacher included: settings are chosen to make the best of it.
@@ -46,6 +66,8 @@ class Arguments:
         class_indices: For each class, its row in the classifier of --init.
         start_from_teacher: Whether core and classifiers start as the teacher instead of --init.
         tensorboard: Log to TensorBoard too (extra `logging`).
+        wandb: Log to Weights & Biases too (extra `wandb`).
+        mlflow: Log to MLflow too (extra `mlflow`).
         agent: What is trained.
         data: Loading and augmentation.
         training: How.
@@ -54,6 +76,7 @@ class Arguments:
 
     out: Path | None = None
     resume: bool = False
+    config: Path | None = None
     fit: bool = True
     minutes: float | None = None
     init: str = "none"
@@ -61,6 +84,8 @@ class Arguments:
     class_indices: tuple[int, ...] | None = None
     start_from_teacher: bool = False
     tensorboard: bool = False
+    wandb: bool = False
+    mlflow: bool = False
     agent: Annotated[AgentConfig, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: AgentConfig(2)
     )
@@ -81,22 +106,21 @@ def run(arguments: list[str]) -> None:
     refuse(options, ("--num-classes", "--labels"), "the classes come from the data")
     refuse(options, ("--preprocess-size",), "it is --resize-size of the data")
     refuse(options, ("--path",), "name the data after the recipe")
-    recipe, path = choose_recipe(positionals, wants_help(options) or "--resume" in options)
-    base = get_recipe(recipe)
-    if path is not None:
-        base = dataclasses.replace(base, data=dataclasses.replace(base.data, path=path))
-    about = recipes_and_data(in_full="--help-all" in options)
-    parsed = parse(Arguments, "train", options, arguments_of(base), about, SHOWN)
+    recipe, path, base = choose_base(positionals, options, "train")
+    about = recipes_and_data("--help-all" in options, recipe, is_fitted=recipe in CORE_SIZES)
+    parsed = parse(Arguments, "train", options, arguments_of(base), about, SHOWN, "[RECIPE] [DATA]")
     out = require_out(parsed.out, "stam train digits --out RUN")
-    fits = parsed.fit and recipe in CORE_SIZES
+    fits = parsed.fit and recipe in CORE_SIZES and parsed.config is None  # a file says what to take
+    require(parsed.minutes is None or parsed.config is None, "--minutes chooses settings: leave out --config")
     require(
         parsed.minutes is None or fits,
         f"--minutes is for recipes that are fitted to your images: {', '.join(CORE_SIZES)}, not {recipe}",
     )
-    loggers = (tensorboard_logger(out),) if parsed.tensorboard else ()
+    loggers = metric_loggers(out, parsed.tensorboard, parsed.wandb, parsed.mlflow)
     with processes(parsed.training.device):
         if parsed.resume:
             require_as_begun(out, "train", recipe if positionals else None, path, options)
+            extend_if_asked(out, "train", options)
             experiment.resume(out, loggers)
         elif fits and distributed.any_process(is_own_run(out, recipe, path, options))[0]:
             experiment.resume(out, loggers)
@@ -104,11 +128,7 @@ def run(arguments: list[str]) -> None:
             RunFolder.require_free(out)
             fitted = fit_recipe(parsed, options)
             parsed = parse(Arguments, "train", options, arguments_of(fitted.choice.config, parsed))
-            given, num_train = config_of(parsed), len(fitted.splits.train)
-            experiment.require_batches(num_train, given.training.batch_size, "--batch-size")
-            if given.teacher is None:
-                size = given.teacher_training.batch_size
-                experiment.require_batches(num_train, size, "--teacher-training.batch-size")
+            given = experiment.with_fitting_batches(config_of(parsed), len(fitted.splits.train))
             if distributed.rank() == 0:
                 explain(fitted, given)
             experiment.begin(given, out, recipe, loggers, fitted.splits)
@@ -172,18 +192,6 @@ def explain(fitted: Fit, config: RunConfig) -> None:
     ]
     lines += [f"  {fitted.note}"] if fitted.note else []
     print("\n".join(lines), file=sys.stderr)
-
-
-def duration(seconds: float) -> str:
-    """Returns a time as people say it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-
-
-def was_given(options: list[str], name: str) -> bool:
-    """Tells whether an option was given."""
-    return any(option.split("=")[0] == name for option in options)
 
 
 def config_of(parsed: Arguments) -> RunConfig:

@@ -8,32 +8,41 @@ from typing import Annotated, Any
 
 import tyro
 
-from stam.cli.logging import tensorboard_logger
-from stam.cli.parsing import next_command, parse, require_out, wants_help
+from stam.cli.logging import OPTIONS, metric_loggers
+from stam.cli.parsing import next_command, parse, require_out, value_of, wants_help
 from stam.cli.recipes import refuse
+from stam.cli.settings_file import SettingsFile, read_settings
 from stam.errors import require
 from stam.learning.runs import RunError, RunFolder
 from stam.settings import DataConfig
 from stam.weights.locate import NOTHING
 from stam.zoo import SYSTEMS, require_system
-from stam.zoo.training import ZooConfig, ZooTraining, begin, default_config, is_zoo_run, read_config, resume
+from stam.zoo.training import (
+    ZooConfig,
+    ZooTraining,
+    begin,
+    config_from,
+    default_config,
+    is_zoo_run,
+    read_config,
+    resume,
+)
 
 
 def is_meant(positionals: list[str], options: list[str]) -> bool:
-    """Tells whether a system of the zoo is named, or a run of one is to be resumed."""
-    if positionals:
-        return positionals[0] in SYSTEMS
-    out = _value(options, "--out")
-    return "--resume" in options and out is not None and is_zoo_run(out)
+    """Tells whether a system of the zoo is named, by its name or by a run of it."""
+    if positionals and positionals[0] in SYSTEMS:
+        return True
+    file = _settings(options)
+    if file is not None:
+        return file.system in SYSTEMS
+    out = value_of(options, "--out")
+    return not positionals and "--resume" in options and out is not None and is_zoo_run(out)
 
 
-def _value(options: list[str], name: str) -> str | None:
-    for position, option in enumerate(options):
-        if option.startswith(f"{name}="):
-            return option.partition("=")[2]
-        if option == name and position + 1 < len(options):
-            return options[position + 1]
-    return None
+def _settings(options: list[str]) -> SettingsFile | None:
+    given = value_of(options, "--config")
+    return None if given is None or wants_help(options) else read_settings(given, "train")
 
 
 def train(positionals: list[str], options: list[str]) -> None:
@@ -41,36 +50,51 @@ def train(positionals: list[str], options: list[str]) -> None:
     if "--resume" in options and not wants_help(options):
         _go_on(positionals, options)
         return
-    name, *data = positionals
     refuse(options, ("--num-classes", "--labels"), "the classes come from the data")
     refuse(options, ("--path",), "name the data after the system")
-    require(
-        bool(data) or wants_help(options),
-        f"the system '{name}' needs data: stam train {name} path/to/images --out RUN",
-    )
-    default = default_config(name, data[0] if data else "images")
+    default = _base(positionals, options)
+    name = default.name
     cls = _arguments(name)
     given: Any = cls(init=default.init, system=default.system, data=default.data, training=default.training)
-    parsed: Any = parse(cls, "train", options, given, f"The system {name}: {require_system(name).paper}.")
+    about = f"The system {name}: {require_system(name).paper}."
+    parsed: Any = parse(cls, "train", options, given, about, words=f"{name} DATA")
     out = require_out(parsed.out, f"stam train {name} path/to/images --out RUN")
-    loggers = (tensorboard_logger(out),) if parsed.tensorboard else ()
+    loggers = metric_loggers(out, parsed.tensorboard, parsed.wandb, parsed.mlflow)
     begin(ZooConfig(name, parsed.system, parsed.data, parsed.training, parsed.init), out, loggers)
     _say_done(out)
 
 
+def _base(positionals: list[str], options: list[str]) -> ZooConfig:
+    """Returns the experiment over which the options go: the system's own, or that of another run of it."""
+    named = positionals[0] if positionals and positionals[0] in SYSTEMS else None
+    data = positionals[1:] if named else positionals
+    file = _settings(options)
+    if file is None or file.system is None:
+        require(
+            bool(data) or wants_help(options),
+            f"the system '{named}' needs data: stam train {named} path/to/images --out RUN",
+        )
+        require(file is None, f"--config of a system takes a run of it: give the folder of one of {named}")
+        return default_config(str(named), data[0] if data else "images")
+    require(named in (None, file.system), f"'{file.path}' is of a run of {file.system}, not of {named}")
+    config = config_from(file.values)
+    path = data[0] if data else config.data.path
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
+
+
 def _go_on(positionals: list[str], options: list[str]) -> None:
-    allowed = ("--resume", "--out", "--tensorboard")
+    allowed = ("--resume", "--out", *OPTIONS)
     extra = [each for each in options if each.startswith("--") and each.split("=")[0] not in allowed]
     if extra:
         raise RunError(f"--resume goes on with the settings of the run: leave out {' '.join(extra)}")
-    out = Path(_value(options, "--out") or "")
-    require(bool(_value(options, "--out")), "name the run to go on with: stam train --resume --out RUN")
+    out = Path(value_of(options, "--out") or "")
+    require(bool(value_of(options, "--out")), "name the run to go on with: stam train --resume --out RUN")
     config = read_config(RunFolder.open(out))
     if positionals and positionals[0] != config.name:
         raise RunError(f"the run in '{out}' was begun with '{config.name}': leave out {positionals[0]}")
     if positionals[1:] and Path(positionals[1]).resolve() != Path(config.data.path).resolve():
         raise RunError(f"the run in '{out}' was begun with '{config.data.path}': leave out {positionals[1]}")
-    resume(out, (tensorboard_logger(out),) if "--tensorboard" in options else ())
+    resume(out, metric_loggers(out, *(name in options for name in OPTIONS)))
     _say_done(out)
 
 
@@ -98,11 +122,17 @@ class _Shared:
     Attributes:
         out: The run folder; everything goes there. Needed.
         resume: Go on with the run in --out, exactly where it stopped.
+        config: Take the settings of another run of this system: its folder, or its run.json.
         init: Where its DeiT starts, if it has one: a weights file, a run, package:NAME, hub:NAME, or none.
         tensorboard: Log to TensorBoard too (extra `logging`).
+        wandb: Log to Weights & Biases too (extra `wandb`).
+        mlflow: Log to MLflow too (extra `mlflow`).
     """
 
     out: Path | None = None
     resume: bool = False
+    config: Path | None = None
     init: str = NOTHING
     tensorboard: bool = False
+    wandb: bool = False
+    mlflow: bool = False

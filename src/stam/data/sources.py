@@ -1,4 +1,4 @@
-"""One way in: a folder, tar files or the word `digits` becomes training and validation scenes."""
+"""One way in: a folder, a CSV file, tar files or the word `digits` becomes scenes to learn from."""
 
 import difflib
 from pathlib import Path
@@ -7,6 +7,7 @@ from stam.data.clutter import open_clutter
 from stam.data.digits import open_digits
 from stam.data.folder import open_folder
 from stam.data.indexed import is_indexed, open_indexed
+from stam.data.manifest import is_manifest, open_manifest
 from stam.data.remote import is_url
 from stam.data.scenes import Relabelled, Scenes
 from stam.data.shards import find_shards, is_tar, open_shards
@@ -27,10 +28,11 @@ def open_scenes(
     """Opens whatever the source names, to train, validate and test on.
 
     Args:
-        source: `digits` (the embedded default), a folder of class folders, a tar, a pattern such as
-            `train-*.tar`, a folder of tars, what `stam prepare shards` made, as a folder or as a URL that
-            fsspec knows (`s3://bucket/images`), or digits in an `.npz` file, of which cluttered scenes are
-            made. A folder that is itself called digits is `./digits`.
+        source: `digits` (the embedded default), a folder of class folders, a CSV file that lists images and
+            labels (see `stam.data.manifest`), a tar, a pattern such as `train-*.tar`, a folder of tars, what
+            `stam prepare shards` made, as a folder or as a URL that fsspec knows (`s3://bucket/images`), or
+            digits in an `.npz` file, of which cluttered scenes are made. A folder that is itself called
+            digits is `./digits`.
         val_fraction: The share to validate on, where the data has no split of its own.
         test_fraction: The share to test on, where the data has no test part of its own.
         seed: Seed of that split; for digits, of the scenes.
@@ -93,8 +95,11 @@ def _open(source: str | Path, plan: SplitPlan) -> Splits:
         return open_folder(path, plan)
     if path.is_file() and path.suffix == ".npz":
         return open_clutter(path, plan.seed)
+    if path.is_file() and is_manifest(path):
+        return open_manifest(path, plan)
     if path.is_file():
-        raise DataError(f"{path} is a file: give a folder of class folders, a .tar, or the word '{DIGITS}'")
+        allowed = f"a folder of class folders, a .csv that lists images, a .tar, or the word '{DIGITS}'"
+        raise DataError(f"{path} is a file: give {allowed}")
     raise DataError(f"no such data: {source}; {nearest_data(path)}")
 
 

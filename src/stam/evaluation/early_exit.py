@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,9 +11,12 @@ from torch import Tensor
 
 from stam.errors import require
 from stam.evaluation.results import ExitTiming, Operation, Sweep, ThresholdFit, floats
-from stam.evaluation.timing import device_name, seconds
+from stam.evaluation.timing import device_name, in_turn, seconds
+from stam.fast.cuda_graph import GraphedLook
+from stam.fast.exit_pool import ExitPool, can_pool
+from stam.model.agent import Looker
 from stam.model.belief import Belief, is_confident
-from stam.model.episode import EpisodeAgent, rollout, sense_images
+from stam.model.episode import EpisodeAgent, Trace, rollout, sense_images
 from stam.model.policy import Policy
 from stam.shapes import Bool, Float, Int
 
@@ -222,25 +225,22 @@ def time_early_exit(
     num_glimpses: int,
     temperature: float = 1.0,
 ) -> ExitTiming:
-    """Measures the same scenes with every glimpse and with early exit, batch by batch in turn."""
-    taken, glimpses, right = [0.0, 0.0], [0, 0], [0, 0]
-    num_scenes = batch_size = 0
-    device = torch.device("cpu")
-    for position, batch in enumerate(batches):
-        device = batch.images.device
-        num_scenes += len(batch.labels)
-        batch_size = max(batch_size, len(batch.labels))
-        if position == 0:  # warm up, so that neither way pays for the first use of a kernel
-            _timed_look(agent, batch, math.inf, num_glimpses, temperature)
-        for way, limit in enumerate((math.inf, threshold)):
-            elapsed, exits = _timed_look(agent, batch, limit, num_glimpses, temperature)
-            taken[way] += elapsed
-            glimpses[way] += int(exits.num_glimpses.sum())
-            right[way] += int((exits.predictions == batch.labels).sum())
+    """Measures the same scenes with every glimpse and with early exit.
+
+    On a GPU both are CUDA graphs, and early exit fills its batches from all scenes (`stam.fast.exit_pool`).
+    Elsewhere both go batch by batch in turn.
+    """
+    parts = list(batches)
+    first = parts[0]
+    if first.images.is_cuda and can_pool(agent, first.policy, first.images):
+        taken, glimpses, right = _time_pool(cast(Looker, agent), parts, threshold, num_glimpses, temperature)
+    else:
+        taken, glimpses, right = _time_batches(agent, parts, threshold, num_glimpses, temperature)
+    num_scenes = sum(len(part.labels) for part in parts)
     return ExitTiming(
         num_scenes=num_scenes,
-        batch_size=batch_size,
-        device=device_name(device),
+        batch_size=max(len(part.labels) for part in parts),
+        device=device_name(first.images.device),
         threshold=threshold,
         all_seconds=taken[0],
         early_seconds=taken[1],
@@ -248,6 +248,51 @@ def time_early_exit(
         early_glimpses=glimpses[1] / num_scenes,
         all_accuracy=right[0] / num_scenes,
         early_accuracy=right[1] / num_scenes,
+    )
+
+
+_Measured = tuple[list[float], list[int], list[int]]  # seconds, glimpses and right answers, of all and early
+
+
+def _time_batches(
+    agent: EpisodeAgent, parts: list[TimedBatch], threshold: float, num_glimpses: int, temperature: float
+) -> _Measured:
+    taken, glimpses, right = [0.0, 0.0], [0, 0], [0, 0]
+    # warm up, so that neither way pays for the first use of a kernel
+    _timed_look(agent, parts[0], math.inf, num_glimpses, temperature)
+    for part in parts:
+        for way, limit in enumerate((math.inf, threshold)):
+            elapsed, exits = _timed_look(agent, part, limit, num_glimpses, temperature)
+            taken[way] += elapsed
+            glimpses[way] += int(exits.num_glimpses.sum())
+            right[way] += int((exits.predictions == part.labels).sum())
+    return taken, glimpses, right
+
+
+def _time_pool(
+    agent: Looker, parts: list[TimedBatch], threshold: float, num_glimpses: int, temperature: float
+) -> _Measured:
+    policy, device = parts[0].policy, agent.device
+    images, labels, first = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels", "first_location")
+    )
+    size = max(len(part.labels) for part in parts)
+    look = GraphedLook(agent, num_glimpses, lambda: policy)
+    pool = ExitPool(agent, policy, num_glimpses, len(images), size, temperature)
+
+    def look_at_all() -> list[Trace]:
+        return [look(part.images, part.first_location) for part in parts]
+
+    for _ in range(2):  # graphs are captured when something is done for the second time
+        traces, exits = look_at_all(), pool(images, first, threshold)
+    runs = {"all": look_at_all, "early": lambda: pool(images, first, threshold)}
+    times = in_turn(runs, device, rounds=3)
+    answers = torch.cat([trace.probabilities[:, -1].argmax(dim=1) for trace in traces])
+    early = exits.probabilities.argmax(dim=1)
+    return (
+        [min(times[way]) for way in ("all", "early")],
+        [num_glimpses * len(images), int(exits.num_glimpses.sum())],
+        [int((answers == labels).sum()), int((early == labels).sum())],
     )
 
 

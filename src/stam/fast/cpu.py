@@ -365,7 +365,7 @@ class PackedActor:
     """The actor in evaluation mode, its batch norms a part of its packed weights."""
 
     def __init__(self, actor: Actor) -> None:
-        scale, shift = _scale_and_shift(actor.bn0)
+        scale, shift = scale_and_shift(actor.bn0)
         of_state, of_location = actor.fc0.weight.detach().split(
             (actor.fc0.in_features - actor.location_embedding.shape[1], actor.location_embedding.shape[1]), 1
         )
@@ -383,7 +383,7 @@ class PackedActor:
         return self.fc_final(rows).view(candidates.shape)
 
 
-def _scale_and_shift(norm: nn.BatchNorm1d) -> tuple[Float[Tensor, " features"], Float[Tensor, " features"]]:
+def scale_and_shift(norm: nn.BatchNorm1d) -> tuple[Float[Tensor, " features"], Float[Tensor, " features"]]:
     """Returns what a batch norm that is not trained does: it multiplies by the first and adds the second."""
     assert norm.running_mean is not None and norm.running_var is not None
     scale = norm.weight.detach() * (norm.running_var + norm.eps).rsqrt()
@@ -392,7 +392,7 @@ def _scale_and_shift(norm: nn.BatchNorm1d) -> tuple[Float[Tensor, " features"], 
 
 def _with_norm(layer: nn.Linear, norm: nn.BatchNorm1d) -> PackedLinear:
     """Returns a linear layer that includes the batch norm after it."""
-    scale, shift = _scale_and_shift(norm)
+    scale, shift = scale_and_shift(norm)
     return PackedLinear(layer.weight.detach() * scale[:, None], layer.bias.detach() * scale + shift)
 
 

@@ -4,25 +4,29 @@ Parameters are read from the modules themselves, wherever they are at the moment
 usual. Without autocast to half precision, or without Triton, the modules compute for themselves.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor
 
 from stam.fast import kernels
+from stam.fast.bf16_weights import Bf16Weights
+from stam.fast.cpu import scale_and_shift
+from stam.fast.cuda_causal import FusedCausalCore
+from stam.fast.cuda_transformer import encode
 from stam.fast.known import unknown_part
 from stam.model.actor_critic import Actor, Critic, RowMlp, RowNorm
 from stam.model.agent import Agent, Looker
 from stam.model.belief import SMALLEST_LOG_PROBABILITY, Belief, ensemble_log_probabilities
-from stam.model.causal import CausalCore, causal_mask
+from stam.model.causal import CausalCore
 from stam.model.core import Core, PatchMemory, ReencodingCore
 from stam.model.randomness import Randomness
 from stam.model.teacher import Teacher, TeacherOutput
-from stam.model.vit import Attention, Block, VisionTransformer
-from stam.shapes import Bool, Float, Int
+from stam.model.vit import VisionTransformer
+from stam.shapes import Float, Int
 
 
 def fuse(agent: Agent) -> Looker:
@@ -38,6 +42,16 @@ def fuse_teacher(teacher: Teacher) -> "Teacher | FusedTeacher":
     model = teacher.model
     known = isinstance(model, VisionTransformer) and unknown_part(model) is None
     return FusedTeacher(cast(VisionTransformer, model)) if known else teacher
+
+
+def rounded_weights(agent: Looker) -> AbstractContextManager[None]:
+    """Returns a context in which a fused agent computes with weights that are rounded once, as they are now.
+
+    Outside it every use of a weight rounds it, which takes a small step longer than the step itself.
+    """
+    if not isinstance(agent, FusedLooker):
+        return nullcontext()
+    return Bf16Weights(agent.agent, torch.get_autocast_dtype("cuda")).in_use()
 
 
 class FusedTeacher:
@@ -59,7 +73,7 @@ class FusedLooker(Looker):
     core: Core
 
     def __init__(self, agent: Agent) -> None:
-        self.config, self.positions = agent.config, agent.positions
+        self.agent, self.config, self.positions = agent, agent.config, agent.positions
         core = agent.core
         self.core = FusedCausalCore(core) if isinstance(core, CausalCore) else FusedCore(core)
         self.actor = None if agent.actor is None else FusedActor(agent.actor)
@@ -117,129 +131,8 @@ class FusedCore:
         return self._core.sample_drop_path(batch_size, generator)
 
 
-class FusedCausalCore:
-    """The causal core: one pass over all steps is computed by fused kernels, single steps by its modules."""
-
-    mixes_counts = True
-
-    def __init__(self, core: CausalCore) -> None:
-        self._core = core
-        self.remember, self.read, self.read_each = core.remember, core.read, core.read_each
-        self.classify, self.sample_drop_path = core.classify, core.sample_drop_path
-
-    def read_all(
-        self,
-        patches: Float[Tensor, "batch steps patches pixels"],
-        positions: Int[Tensor, "batch steps patches"],
-        drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
-    ) -> Float[Tensor, "batch steps 2 width"]:
-        """Returns the features after each step."""
-        core, (steps, each) = self._core, patches.shape[1:3]
-        if not kernels.usable(patches):
-            return core.read_all(patches, positions, drop_masks)
-        x = _embed(core, patches.flatten(1, 2), positions.flatten(1), steps)
-        mask = causal_mask(steps, core.num_readout, each, x.device)
-        features = _through_blocks(core, x, steps * core.num_readout, drop_masks, mask)
-        return features.unflatten(1, (steps, core.num_readout))
-
-
-def encode(
-    vit: VisionTransformer,
-    patches: Float[Tensor, "batch patches pixels"],
-    positions: Int[Tensor, "batch patches"],
-    drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
-) -> Float[Tensor, "batch readout width"]:
-    """Computes `vit(patches, positions, drop_masks)`.
-
-    A residual branch ends with a linear layer, and after its sum comes a norm: all three are one step. So a
-    branch is passed on as what its last layers are to be applied to.
-    """
-    if not kernels.usable(patches):
-        return vit(patches, positions, drop_masks)
-    return _through_blocks(vit, _embed(vit, patches, positions), vit.num_readout, drop_masks)
-
-
-def _through_blocks(
-    vit: VisionTransformer,
-    x: Float[Tensor, "batch tokens width"],
-    num_read: int,
-    drop_masks: Float[Tensor, "depth 2 batch 1 1"] | None = None,
-    mask: Bool[Tensor, "tokens tokens"] | None = None,
-) -> Float[Tensor, "batch read width"]:
-    """Computes `vit.encode(x, num_read, drop_masks, mask)`."""
-    branch = None
-    for index, module in enumerate(vit.blocks):
-        block = cast(Block, module)
-        scales = (None, None) if drop_masks is None else drop_masks[index].unbind()
-        num_queries = num_read if index == len(vit.blocks) - 1 else None
-        x, normed = _add_norm(x, branch, block.norm1)
-        attended = _attend(block.attn, normed, num_queries, mask)
-        branch = _Branch(attended, (block.attn.proj,), scales[0])
-        x, normed = _add_norm(x[:, :num_queries], branch, block.norm2)
-        branch = _Branch(normed, (block.mlp.fc1, block.mlp.fc2), scales[1])
-    return _add_norm(x, branch, vit.norm)[1]
-
-
-def _embed(vit: VisionTransformer, patches: Tensor, positions: Tensor, steps: int = 1) -> Tensor:
-    """Returns what the transformer starts from, in half precision, with the read-out tokens of each step."""
-    from stam.fast.kernels.embedding import embed
-
-    weight, bias = vit.patch_embed.proj.weight, vit.patch_embed.proj.get_parameter("bias")
-    readout = vit.readout_tokens()[0].repeat(steps, 1)
-    table = torch.cat((readout, vit.pos_embed[0, vit.num_readout :] + bias))
-    return embed(patches, weight, table, positions, len(readout))
-
-
-@dataclass(frozen=True)
-class _Branch:
-    """A residual branch that is still to be added.
-
-    Attributes:
-        inputs: What its last layers are to be applied to.
-        layers: Those layers: one, or two with GELU in between.
-        scale: Factor of the branch for each sample (drop-path).
-    """
-
-    inputs: Float[Tensor, "batch tokens features"]
-    layers: tuple[nn.Linear, ...]
-    scale: Float[Tensor, "batch 1 1"] | None
-
-
-def _add_norm(x: Tensor, branch: _Branch | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """Returns the sum of x and a branch, and its norm."""
-    from stam.fast.kernels import residual
-    from stam.fast.kernels.gelu import linear_gelu
-
-    if branch is None:
-        return residual.norm(x, norm.weight, norm.bias, norm.eps)
-    inputs, layers = branch.inputs, branch.layers
-    if len(layers) > 1 and not torch.is_grad_enabled():
-        inputs, layers = linear_gelu(inputs, layers[0].weight, layers[0].bias), layers[1:]
-    weights = tuple((layer.weight, layer.bias) for layer in layers)
-    return residual.linear_add_norm(x, inputs, weights, branch.scale, (norm.weight, norm.bias), norm.eps)
-
-
-def _attend(attention: Attention, x: Tensor, num_queries: int | None, mask: Tensor | None = None) -> Tensor:
-    """Returns what attention gives for the first tokens, but for its projection."""
-    from stam.fast.kernels.attention import fits, linear_attention
-
-    (tokens, width), heads = x.shape[1:], attention.num_heads
-    weight, bias = attention.qkv.weight, attention.qkv.bias
-    if fits(width // heads, tokens):  # faster for all tokens than torch's for a few
-        return linear_attention(x, weight, bias, heads, mask)[:, :num_queries]
-    query = F.linear(x[:, :num_queries], weight[:width], bias[:width])
-    key, value = F.linear(x, weight[width:], bias[width:]).chunk(2, dim=2)
-    query, key, value = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in (query, key, value))
-    # not by cuDNN, which makes a plan anew for every number of tokens: an episode has one a glimpse
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, None if mask is None else mask[:num_queries]
-        )
-    return mixed.transpose(1, 2).flatten(2)
-
-
 class FusedActor:
-    """The actor computed by fused kernels, while it is trained."""
+    """The actor computed by fused kernels; once trained, its batch norms are a part of its weights."""
 
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
@@ -249,6 +142,8 @@ class FusedActor:
     ) -> Float[Tensor, "batch candidates"]:
         """Returns a logit for each candidate."""
         actor = self._actor
+        if not actor.training and not torch.is_grad_enabled() and kernels.usable(state):
+            return _rate(actor, state, candidates)
         if not _has_kernels(actor, state, candidates.numel()):
             return actor(state, candidates)
         from stam.fast.kernels.location_sums import sum_norm_relu
@@ -256,6 +151,20 @@ class FusedActor:
         of_state, of_location = actor.fc0(state, actor.location_embedding)
         rows = sum_norm_relu(of_state, of_location, candidates, actor.bn0)
         return _finish(actor, rows).view(candidates.shape)
+
+
+def _rate(actor: Actor, state: Tensor, candidates: Tensor) -> Float[Tensor, "batch candidates"]:
+    """Returns the logits of an actor that is not trained: a batch norm is a factor and an offset then."""
+    half = torch.get_autocast_dtype("cuda")
+    of_state, of_location = actor.fc0(state, actor.location_embedding)
+    factor, offset = scale_and_shift(actor.bn0)
+    of_state, of_location = (of_state * factor + offset).to(half), (of_location * factor).to(half)
+    rows = (of_state[:, None] + F.embedding(candidates, of_location)).relu_().flatten(0, 1)
+    for layer, norm in ((actor.fc1, actor.bn1), (actor.fc2, actor.bn2)):
+        factor, offset = scale_and_shift(norm)
+        weight, bias = layer.weight * factor[:, None], layer.bias * factor + offset
+        rows = torch._addmm_activation(bias.to(half), rows, weight.to(half).t())  # with ReLU
+    return actor.fc_final(rows).view(candidates.shape)
 
 
 class FusedCritic:

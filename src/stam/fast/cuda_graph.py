@@ -7,13 +7,15 @@ thousands of launches become one, and the host is free to prepare the next batch
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from sys import stderr
+from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from stam.fast.cuda import rounded_weights
 from stam.model.agent import Looker
 from stam.model.episode import Trace
 from stam.model.policy import Policy
@@ -32,6 +34,7 @@ class GraphedFunction:
         function: Callable[..., tuple[Tensor, ...] | None],
         generator: torch.Generator | None = None,
         announced: bool = False,
+        pool: Any = None,
     ) -> None:
         """Takes a function and says how to treat it.
 
@@ -39,8 +42,11 @@ class GraphedFunction:
             function: What to capture.
             generator: The one source of randomness it draws from.
             announced: Whether to say why the first call takes long: it compiles kernels.
+            pool: Memory to share with other graphs (`torch.cuda.graph_pool_handle`), for functions that are
+                never replayed at the same time and return nothing.
         """
         self._function, self._generator, self._announced = function, generator, announced
+        self._pool = pool
         self._inputs: tuple[Tensor, ...] | None = None
         self._outputs: tuple[Tensor, ...] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -81,7 +87,7 @@ class GraphedFunction:
             state = self._generator.get_state()
         _release_workspaces()
         # threads that pin memory for the next batch may go on
-        with _no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with _no_garbage_collection(), torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
             # Every glimpse needs larger blocks than the one before, and a capture cannot give memory back:
             # cut from one large block, they are merged again.
             whole = torch.empty(self._most_bytes, dtype=torch.uint8, device=self._inputs[0].device)
@@ -134,7 +140,8 @@ class GraphedLook:
             dtype = torch.get_autocast_dtype(images.device.type)
             enabled = torch.is_autocast_enabled(images.device.type)
             # rounded weights that are kept belong to whoever looked first, not to the graph
-            with torch.autocast(images.device.type, dtype, enabled, cache_enabled=False):
+            rounding = torch.autocast(images.device.type, dtype, enabled, cache_enabled=False)
+            with rounding, rounded_weights(agent) if enabled else nullcontext():
                 trace = agent.look_from(images, num_glimpses, first_location, policy(*more))
             return trace.locations, trace.class_logits, trace.distill_logits, trace.probabilities
 

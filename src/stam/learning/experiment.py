@@ -5,7 +5,9 @@ What can be wrong is found before the run folder is made: the device, the data, 
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,14 +17,14 @@ from stam.learning import distributed
 from stam.learning.finetuning import Student, build_student, finetune
 from stam.learning.loop import MetricLogger, Plan
 from stam.learning.optimisation import choose_device
-from stam.learning.runs import RunError, RunFolder
+from stam.learning.runs import RunError, RunFolder, read_metrics
 from stam.learning.training import train
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher, require_features
-from stam.settings import REMOVED, DataConfig, RunConfig
+from stam.settings import REMOVED, DataConfig, RunConfig, TeacherConfig, TrainingConfig
 from stam.weights import copy_teacher, open_teacher, start_agent
 
-_TEACHER = "teacher:"  # before the recipe in the record of a teacher's run
+TEACHER = "teacher:"  # before the recipe in the record of a teacher's run
 
 Loggers = tuple[MetricLogger, ...]
 
@@ -54,7 +56,7 @@ def begin(
     choose_device(config.teacher_training.device)
     splits = splits or open_data(config.data)
     config = with_classes(config, splits.train.classes)
-    require_batches(len(splits.train), config.training.batch_size, "--batch-size")
+    config = with_fitting_batches(config, len(splits.train))
     agent, teacher = _start(config, splits)
     config = dataclasses.replace(config, agent=agent.config)
     folder, restarted = _make_folder(out, recipe, config, splits.record)
@@ -78,9 +80,11 @@ def begin_teacher(
     """Fine-tunes a whole-image teacher in a new run folder; the arguments are those of `begin`."""
     splits = open_data(config.data)
     config = dataclasses.replace(with_classes(config, splits.train.classes), teacher=None)
-    require_batches(len(splits.train), config.teacher_training.batch_size, "--batch-size")
+    batch = fitting_batch(len(splits.train), config.teacher_training.batch_size, "--batch-size")
+    how = dataclasses.replace(config.teacher_training, batch_size=batch)
+    config = dataclasses.replace(config, teacher_training=how)
     student = _start_student(config, splits)
-    folder, restarted = _make_folder(out, f"{_TEACHER}{recipe}", config, splits.record)
+    folder, restarted = _make_folder(out, f"{TEACHER}{recipe}", config, splits.record)
     return _finetune(folder, config, student, splits, restarted, loggers)
 
 
@@ -105,15 +109,10 @@ def reopen(out: str | Path, command: str) -> RunFolder:
     """
     folder = RunFolder.open(out)
     record = folder.record()
-    kind = "teacher" if record["recipe"].startswith(_TEACHER) else "train"
+    kind = "teacher" if record["recipe"].startswith(TEACHER) else "train"
     if kind != command:
         raise RunError(f"the run in '{out}' was begun with stam {kind}: stam {kind} --resume --out {out}")
-    recorded = record["config"].get("training", {}) if kind == "train" else {}
-    gone = [
-        f"{name} {recorded[name]}"
-        for name, neutral in REMOVED.items()
-        if recorded.get(name, neutral) != neutral
-    ]
+    gone = removed_settings(record["config"]) if kind == "train" else []
     if gone:
         raise RunError(
             f"the run in '{out}' was begun with {', '.join(gone)}, which this version does not have: "
@@ -122,9 +121,57 @@ def reopen(out: str | Path, command: str) -> RunFolder:
     return folder
 
 
+def removed_settings(recorded: Mapping[str, Any]) -> list[str]:
+    """Returns the settings of a recorded configuration that made a difference and that are gone since."""
+    training = recorded.get("training", {})
+    return [
+        f"{name} {training[name]}"
+        for name, neutral in REMOVED.items()
+        if training.get(name, neutral) != neutral
+    ]
+
+
+def extend(out: str | Path, command: str, epochs: int) -> str:
+    """Gives a run more epochs, with which resuming it then goes on; returns what that means, in a sentence.
+
+    Args:
+        out: The run folder.
+        command: What the run was begun with, `train` or `teacher`.
+        epochs: Epochs in all.
+
+    Raises:
+        RunError: It has as many or more.
+    """
+    folder = reopen(out, command)
+    part = "training" if command == "train" else "teacher_training"
+    before = getattr(folder.config(), part)
+    if epochs <= before.epochs:
+        raise RunError(
+            f"the run in '{out}' has {before.epochs} epochs: give more with --epochs, or leave it out"
+        )
+    after = dataclasses.replace(before, epochs=epochs)
+    with folder.locked():
+        folder.extend({part: {"epochs": epochs}}, before.epochs)
+    metrics = read_metrics(folder.metrics_file)
+    done = metrics[-1]["epoch"] + 1 if metrics else 0
+    rates = [_peak_rate(each, epoch) for each, epoch in ((before, max(done - 1, 0)), (after, done))]
+    return (
+        f"extended from {before.epochs} to {epochs} epochs, of which {done} are done. The learning rate "
+        f"follows the cosine of {epochs} epochs from here on: it was {rates[0]:.1e} and is {rates[1]:.1e} "
+        f"next, so this is not the run that {epochs} epochs from the start would have been"
+    )
+
+
+def _peak_rate(settings: TrainingConfig | TeacherConfig, epoch: int) -> float:
+    """Returns the learning rate of the core, or of a teacher, in an epoch."""
+    if isinstance(settings, TrainingConfig):
+        return settings.learning_rate(settings.base_lr, epoch)
+    return settings.learning_rate(epoch)
+
+
 def recipe_of(folder: RunFolder) -> str:
     """Returns the name of the recipe a run was begun with."""
-    return folder.record()["recipe"].removeprefix(_TEACHER)
+    return folder.record()["recipe"].removeprefix(TEACHER)
 
 
 def open_data(data: DataConfig, record: SplitRecord | None = None) -> Splits:
@@ -168,13 +215,36 @@ def with_classes(config: RunConfig, classes: tuple[str, ...]) -> RunConfig:
     return dataclasses.replace(config, agent=agent)
 
 
-def require_batches(num_scenes: int, batch_size: int, option: str) -> None:
-    """Raises where the scenes do not make one batch, or processes cannot share it."""
-    require(
-        batch_size <= num_scenes,
-        f"{option} {batch_size} is larger than the {num_scenes} training images: use at most {num_scenes}",
-    )
-    Plan(num_scenes, 1, batch_size, 1.0, 0).num_batches()  # refuses a batch that cannot be shared
+def fitting_batch(num_scenes: int, batch_size: int, option: str) -> int:
+    """Returns the batch to use: as asked, or less where there are fewer scenes, which is said.
+
+    Args:
+        num_scenes: Training scenes.
+        batch_size: What was asked for.
+        option: The option that asks for it.
+
+    Raises:
+        ConfigError: Processes cannot share such a batch, or there is not one scene for each of them.
+    """
+    processes = distributed.world_size()
+    fitting = batch_size if batch_size <= num_scenes else num_scenes // processes * processes
+    require(fitting > 0, f"{num_scenes} training images are too few for {processes} processes: start fewer")
+    Plan(num_scenes, 1, fitting, 1.0, 0).num_batches()  # refuses a batch that cannot be shared
+    if fitting < batch_size and distributed.rank() == 0:
+        why = f"there are {num_scenes} training images"
+        print(f"stam: {option} is {fitting} instead of {batch_size}: {why}", file=sys.stderr)
+    return fitting
+
+
+def with_fitting_batches(config: RunConfig, num_scenes: int) -> RunConfig:
+    """Returns the configuration with batches that the scenes can fill, those of a teacher of its own too."""
+    training, teacher = config.training, config.teacher_training
+    batch = fitting_batch(num_scenes, training.batch_size, "--batch-size")
+    training = dataclasses.replace(training, batch_size=batch)
+    if config.teacher is None:
+        batch = fitting_batch(num_scenes, teacher.batch_size, "--teacher-training.batch-size")
+        teacher = dataclasses.replace(teacher, batch_size=batch)
+    return dataclasses.replace(config, training=training, teacher_training=teacher)
 
 
 def _start(config: RunConfig, splits: Splits) -> tuple[Agent, Teacher | Student]:
@@ -195,7 +265,6 @@ def _find_teacher(config: RunConfig, train_scenes: Scenes) -> Teacher | Student:
         require_features(teacher, config.agent.width, config.training.feature_weight)
         return teacher
     given = config.teacher_training
-    require_batches(len(train_scenes), given.batch_size, "--teacher-training.batch-size")
     return build_student(given, config.agent, config.init, classes, config.class_indices)
 
 

@@ -193,6 +193,7 @@ class TeacherLearner(Learner):
         with autocast(self.device, config.precision):
             logits = self._logits(images, generator)
             loss = torch.stack([F.cross_entropy(part.float(), targets) for part in logits]).mean()
+        self.on_progress(1 / 3)
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         distributed.average(gradients(self.optimiser))

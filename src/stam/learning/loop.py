@@ -7,11 +7,10 @@ is interrupted and resumed does exactly what it would have done.
 import itertools
 import math
 import os
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from stam.data import (
     BatchLoader,
@@ -33,16 +31,14 @@ from stam.data import (
 )
 from stam.data.randomness import random_key
 from stam.data.sampler import epoch_size, num_whole_batches
-from stam.errors import StamError
+from stam.errors import Interrupted, StamError
 from stam.learning import distributed
-from stam.learning.runs import RunFolder, interruptible
+from stam.learning.interruption import interruptible
+from stam.learning.progress import Progress
+from stam.learning.runs import RunFolder
 from stam.settings import DataConfig
 
 MetricLogger = Callable[[dict[str, Any]], None]
-
-
-class Interrupted(StamError):  # noqa: N818 - what happened is no error
-    """Training was interrupted and saved."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +98,12 @@ class Learner(ABC):
     Attributes:
         position: The next (epoch, batch).
         best: The best score so far.
+        on_progress: Called within a batch, where one takes long, with the share of it that is done.
     """
 
     position: tuple[int, int] = (0, 0)
     best: float = -1.0
+    on_progress: Callable[[float], None] = staticmethod(lambda share: None)
 
     def validates_after(self, epoch: int, every: int, epochs: int) -> bool:
         """Tells whether this process, the first, validates after an epoch: now and then, and at the end."""
@@ -208,17 +206,10 @@ def run_loop(
     saved = began = time.monotonic()
     is_first = distributed.rank() == 0  # it alone writes
     shown: dict[str, str] = {}
-    total = plan.num_batches()
-    bar = tqdm(
-        total=total * plan.batch_size,
-        initial=(total - plan.num_batches(learner.position)) * plan.batch_size,
-        desc=description,
-        unit="img",
-        file=sys.stderr,
-        mininterval=0.5,
-        disable=distributed.rank() > 0,
-    )
-    with interruptible() as interruption, bar:
+    total, left = plan.num_batches(), plan.num_batches(learner.position)
+    progress = Progress(description, plan.epochs, plan.batch_size, total, left, shown=is_first)
+    learner.on_progress = progress.within_batch
+    with _resumable(how_to_resume), progress, interruptible() as interruption:
         for place, raw in load_batches(scenes, plan.batches_from(learner.position), data):
             learner.train_batch(place, raw)
             learner.position = (place.epoch + 1, 0) if place.last_of_epoch else (place.epoch, place.batch + 1)
@@ -229,8 +220,7 @@ def run_loop(
                 if is_first:
                     note(learner, run, metrics, time.monotonic() - began, loggers)
                 shown |= {"epoch": f"{place.epoch + 1}/{plan.epochs}"} | learner.progress(metrics)
-                bar.set_postfix(shown, refresh=False)
-            bar.update(plan.batch_size)
+            progress.end_batch(shown)
             late = time.monotonic() - saved > 60 * save_minutes
             stopped, late = distributed.any_process(bool(interruption), late)
             if finished or stopped or late:
@@ -239,8 +229,18 @@ def run_loop(
             if stopped:  # even where all is done: more may follow, as after a teacher
                 distributed.wait()  # where one ends torchrun ends all: not while the first one writes
                 message = f"interrupted and saved; to go on: {how_to_resume}"
-                raise Interrupted(message if is_first else "")
+                raise Interrupted(message if is_first else "", interruption.number)
     distributed.wait()  # what the first process saves is there for all
+
+
+@contextmanager
+def _resumable(how_to_resume: str) -> Iterator[None]:
+    """Within it, stopping at once names the command to go on, too."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        message = f"stopped at once; to go on from what was saved last: {how_to_resume}"
+        raise Interrupted(message) from None
 
 
 def only_one(run: RunFolder) -> AbstractContextManager[None]:

@@ -15,13 +15,11 @@ import json
 import os
 import platform
 import re
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -31,7 +29,7 @@ from stam.config import from_plain, to_plain
 from stam.data import SplitRecord, load_record, save_record
 from stam.errors import ConfigError, FileError, StamError, require
 from stam.files import make_folder, parse_json, read_json, save_content, write_atomically
-from stam.learning.distributed import is_distributed, job, was_restarted
+from stam.learning.distributed import job, was_restarted
 from stam.settings import DataConfig, RunConfig
 from stam.weights.locate import RUN_FILE, FoundAgent
 
@@ -59,6 +57,7 @@ class _RunRecord:
     recipe: str = "custom"
     seed: int = 0
     versions: dict[str, str] = field(default_factory=dict)
+    extended_from: tuple[int, ...] = ()  # epochs it had before it was given more
 
     def __post_init__(self) -> None:
         """Checks that it is of a run, and that the parts of its configuration are parts."""
@@ -141,8 +140,16 @@ class RunFolder:
         """Tells whether the folder holds a run that was begun with exactly these."""
         if not self.record_file.is_file():
             return False
-        wanted = json.loads(json.dumps(_record(recipe, config)))
+        wanted = vars(from_plain(_RunRecord, json.loads(json.dumps(_record(recipe, config)))))
         return self.record() == wanted and self.split() == split
+
+    def extend(self, changes: dict[str, dict[str, Any]], epochs_before: int) -> None:
+        """Writes settings of a run anew that give it more epochs, and how many it had."""
+        record = self.record()
+        for part, values in changes.items():
+            record["config"][part] = record["config"].get(part, {}) | values
+        earlier = [*record["extended_from"], epochs_before]
+        save_content(self.record_file, json.dumps(record | {"extended_from": earlier}, indent=2) + "\n")
 
     def record(self) -> dict[str, Any]:
         """Reads what the run is; its `config` as it was written, which `config()` brings up to date."""
@@ -272,37 +279,6 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
-
-
-class Interruption:
-    """Whether Ctrl-C or a termination was asked for; true from the first time on."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    def __bool__(self) -> bool:
-        return self.requested
-
-
-@contextmanager
-def interruptible() -> Iterator[Interruption]:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after the batch; a second stops at once.
-
-    Of several processes each gets Ctrl-C twice, the second time from torchrun: there it changes nothing.
-    """
-    interruption = Interruption()
-
-    def request(number: int, frame: FrameType | None) -> None:
-        if interruption.requested and not is_distributed():
-            raise KeyboardInterrupt
-        interruption.requested = True
-
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield interruption
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def recorded_resize_size(agent: FoundAgent, own: int | None) -> int | None:

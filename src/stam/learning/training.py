@@ -136,6 +136,7 @@ class AgentLearner(Learner):
             distributed.share_batch_norms(agent)
         self.tau = torch.ones((), device=self.device)
         self.meter = Meter()
+        self.glimpses_read = 0  # by all updates of the batch in hand: what one takes grows with them
         self._accelerate()
 
     def _accelerate(self) -> None:
@@ -192,6 +193,7 @@ class AgentLearner(Learner):
         settings = self.settings
         with autocast(self.device, settings.precision):
             taught = self.teach(images)
+        self.glimpses_read = 0
         run = self.update_once if isinstance(self.looker.core, OnePassCore) else self.update_at_each_glimpse
         self.meter.add(*run(policy, images, labels, taught, first_location))  # all at once: one kernel launch
 
@@ -220,12 +222,12 @@ class AgentLearner(Learner):
         for _ in range(settings.short_episodes):
             other = random_locations(self.agent.grid, len(images), self.device, self.random)
             episodes.insert(0, (other, self.num_short_glimpses))
+        paths = []
         # two contexts: autocast keeps weights that were rounded without gradient
         with self._half_precision(), evaluating(self.agent if self.learns_gains else self.agent.core):
-            paths = [
-                one_pass.explore(self.looker, images, first, policy, self.random, count, whole)
-                for first, count in episodes
-            ]
+            for first, count in episodes:
+                paths.append(one_pass.explore(self.looker, images, first, policy, self.random, count, whole))
+                self.on_progress(len(paths) / (3 * len(episodes)))  # the gradient takes the other thirds
             gains = self._try_locations(images, labels, taught, paths[-1]) if self.learns_gains else None
         losses = []
         with self._half_precision():
@@ -271,12 +273,14 @@ class AgentLearner(Learner):
         """
         sense, whole = sense_images(images, self.agent.grid), self.settings.num_glimpses
         episode = rollout(self.looker, sense, whole, first_location, policy, self.random)
-        parts = []
+        parts: list[dict[str, Tensor]] = []
         for _ in range(num_updates):
             with self._half_precision():  # a generator computes in the context of who calls next
                 step = next(episode)
                 losses = self.objective.losses(self.looker, step, labels, taught, self.values)
             self._update(losses.total)
+            self.glimpses_read += len(parts) + 1
+            self.on_progress(self.glimpses_read / self.glimpses_a_batch)
             parts.append({name: part.detach() for name, part in losses.parts.items()})
         return parts
 
@@ -284,6 +288,12 @@ class AgentLearner(Learner):
     def num_short_glimpses(self) -> int:
         """Glimpses of a short episode that are learned from."""
         return min(self.settings.short_episode_glimpses, self.settings.num_glimpses)
+
+    @property
+    def glimpses_a_batch(self) -> int:
+        """What `glimpses_read` is after a batch with an update at each glimpse."""
+        lengths = *[self.num_short_glimpses] * self.settings.short_episodes, self.settings.num_glimpses
+        return sum(length * (length + 1) // 2 for length in lengths)
 
     def _update(self, loss: Tensor) -> None:
         self.optimiser.zero_grad(set_to_none=True)

@@ -66,6 +66,14 @@ def load_agent(folder: str | Path) -> Agent:
     return agent.eval()
 
 
+def read_agent_config(folder: str | Path) -> AgentConfig:
+    """Reads what an agent that `save_agent` wrote is, and none of its weights."""
+    try:
+        return from_plain(AgentConfig, _read_record(Path(folder), FORMAT, "agent"))
+    except ConfigError as error:
+        raise WeightsError(f"'{Path(folder) / CONFIG_FILE}' does not describe an agent: {error}") from error
+
+
 class _Outline(Agent):
     """An agent whose parameters have no values, only shapes."""
 

@@ -82,6 +82,11 @@ class Backbone(nn.Module):
         """Features of a place of the map."""
         return 64 if self.kind == "conv" else self.width
 
+    @property
+    def map_side(self) -> int:
+        """Places of the map in a row, and rows."""
+        return self.side // 2 // 2 if self.kind == "conv" else self.side // _PATCH
+
     def _fitting(self, images: Tensor) -> Tensor:
         """Returns images in the size the network takes."""
         if images.shape[-1] == self.side:

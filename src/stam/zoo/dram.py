@@ -24,7 +24,7 @@ from stam.model.randomness import RandomSource
 from stam.shapes import Float, Int
 from stam.zoo.backbone import Backbone
 from stam.zoo.sensing import pyramid, retina, retina_boxes, shrunk
-from stam.zoo.system import RANDOM, Stage, System, SystemConfig, gaussian_log_probability, is_right, normal
+from stam.zoo.system import RANDOM, Stage, System, SystemConfig, draw_places, is_right
 
 State = tuple[Tensor, Tensor]
 
@@ -54,6 +54,7 @@ class DramConfig(SystemConfig):
         "glimpse_size": 12,
         "num_scales": 3,
         "context_size": 15,
+        "location_std": 0.15,
         "hidden_width": 256,
         "num_glimpses": 6,
         "backbone": "conv",
@@ -108,9 +109,9 @@ class Dram(System):
         first, second = self.begin(images)
         answers, scores, baselines = [], [], []
         for number in range(self.config.num_glimpses):
-            means, std = torch.tanh(self.locator(second[0]).float()), self.config.location_std
-            places = (means + std * normal(random, tuple(means.shape), means.device)).detach().clamp(-1, 1)
-            scores.append(gaussian_log_probability(places, means, std))
+            means = torch.tanh(self.locator(second[0]).float())
+            places, score = draw_places(means, self.config.location_std, random)
+            scores.append(score)
             baselines.append(self.baseline(second[0].detach()).squeeze(1))
             first = self.step(levels, places, first)
             answers.append(self.classifier(first[0]))
@@ -118,11 +119,11 @@ class Dram(System):
                 second = self.second(first[0].detach(), second)
         scale = self.config.location_std**2
         reward = is_right(answers[-1], labels)[:, None]
-        score, baseline = torch.stack(scores, dim=1), torch.stack(baselines, dim=1).float()
+        baseline = torch.stack(baselines, dim=1).float()
         return {
             "classification": torch.stack([F.cross_entropy(each.float(), labels) for each in answers]).mean(),
             # scaled so that a few large scores do not shorten all gradients; Adam does not see the scale
-            "policy": -scale * (score * (reward - baseline.detach())).sum(dim=1).mean(),
+            "policy": -scale * (torch.stack(scores, dim=1) * (reward - baseline.detach())).sum(dim=1).mean(),
             "baseline": F.mse_loss(baseline, reward.expand_as(baseline)),
         }
 

@@ -2,11 +2,13 @@
 
 A policy sees the whole scene at low resolution and opens or closes a gate for every patch of a grid, all at
 once; a classifier sees the open patches at full resolution. Its logits are added to those of a classifier
-of the low-resolution view. Three stages, as in the paper: the classifiers; the policy by REINFORCE with a
-self-critical baseline, all else fixed; both together.
+of the low-resolution view (the two-stream classifier). Three stages, as in the paper: the classifiers; the
+policy by REINFORCE with a self-critical baseline, all else fixed; policy and high-resolution classifier
+together, with a wrong answer costing more.
 
 Departs from the paper:
-- the high-resolution classifier meets random gates in its first stage, not whole scenes only.
+- the high-resolution classifier meets random gates in its first stage, not whole scenes only;
+- the low-resolution classifier takes part from the beginning, where the paper adds it in the end.
 """
 
 from dataclasses import dataclass
@@ -32,7 +34,8 @@ class PatchdropConfig(SystemConfig):
     Attributes:
         low_size: Pixels of the whole scene at low resolution.
         num_patches: Patches in a row, and rows.
-        wrong_reward: Reward of a wrong answer (the paper's -sigma).
+        wrong_reward: Reward of a wrong answer while the policy is trained alone (the paper's -sigma).
+        joint_wrong_reward: The same while policy and classifier are trained together; -20 on fMoW.
         first_alpha: How certain a gate may be at first (the paper's alpha), so that all are tried.
         last_alpha: The same at the end.
         num_glimpses: The low-resolution view, and the open patches, which are sensed at once.
@@ -42,6 +45,7 @@ class PatchdropConfig(SystemConfig):
     low_size: int = 56
     num_patches: int = 4
     wrong_reward: float = -0.5
+    joint_wrong_reward: float = -10.0
     first_alpha: float = 0.8
     last_alpha: float = 0.95
     num_glimpses: int = 2
@@ -112,20 +116,21 @@ class Patchdrop(System):
         tempered = alpha * chances + (1 - alpha) * (1 - chances)  # the paper's temperature scaling
         gates = (random.uniform(tuple(chances.shape), images.device) < tempered).float()
         answer = self.answer(images, gates)
+        wrong = config.wrong_reward if stage == "policy" else config.joint_wrong_reward
         with torch.no_grad():
             certain = (chances > 0.5).float()
-            baseline = self.reward(self.answer(images, certain), certain, labels)
-            advantage = self.reward(answer, gates, labels) - baseline
+            baseline = self.reward(self.answer(images, certain), certain, labels, wrong)
+            advantage = self.reward(answer, gates, labels, wrong) - baseline
         score = (gates * tempered.log() + (1 - gates) * (1 - tempered).log()).sum(dim=1)
         found = {"policy": -(score * advantage).mean()}
         if stage == "together":
             found["classification"] = F.cross_entropy(answer, labels)
         return found
 
-    def reward(self, answer: Tensor, gates: Tensor, labels: Tensor) -> Float[Tensor, " batch"]:
-        """Returns 1 - (share of open patches)^2 for a right answer, `wrong_reward` for a wrong one."""
+    def reward(self, answer: Tensor, gates: Tensor, labels: Tensor, wrong: float) -> Float[Tensor, " batch"]:
+        """Returns 1 - (share of open patches)^2 for a right answer, `wrong` for a wrong one (R)."""
         right = is_right(answer, labels)
-        return right * (1 - gates.mean(dim=1) ** 2) + (1 - right) * self.config.wrong_reward
+        return right * (1 - gates.mean(dim=1) ** 2) + (1 - right) * wrong
 
     def rollout(self, images: Tensor, num_glimpses: int, policy: str, random: RandomSource) -> SceneTrace:
         """Senses the whole scene at low resolution, then all open patches at once."""

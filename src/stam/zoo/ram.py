@@ -22,7 +22,7 @@ from stam.model.looker import SceneTrace
 from stam.model.randomness import RandomSource
 from stam.shapes import Float, Int
 from stam.zoo.sensing import pyramid, retina, retina_boxes
-from stam.zoo.system import RANDOM, Stage, System, SystemConfig, gaussian_log_probability, is_right, normal
+from stam.zoo.system import RANDOM, Stage, System, SystemConfig, draw_places, is_right
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RamConfig(SystemConfig):
     location_std: float = 0.1
     num_glimpses: int = 8
 
-    clutter: ClassVar[dict[str, Any]] = {"glimpse_size": 12, "num_glimpses": 6}
+    clutter: ClassVar[dict[str, Any]] = {"glimpse_size": 12, "num_glimpses": 6, "location_std": 0.15}
 
 
 class Ram(System):
@@ -97,20 +97,16 @@ class Ram(System):
             answers.append(self.classifier(state))
             if number + 1 < self.config.num_glimpses:
                 seen = state.detach()  # the locator is trained by REINFORCE alone
-                means = torch.tanh(self.locator(seen))
-                std = self.config.location_std
-                places = (
-                    (means + std * normal(random, tuple(means.shape), means.device)).detach().clamp(-1, 1)
-                )
-                scores.append(gaussian_log_probability(places, means, std))
+                places, score = draw_places(torch.tanh(self.locator(seen)), self.config.location_std, random)
+                scores.append(score)
                 baselines.append(self.baseline(seen).squeeze(1))
         scale = self.config.location_std**2
         reward = is_right(answers[-1], labels)[:, None]  # R = 1 or 0, after the last glimpse
-        score, baseline = torch.stack(scores, dim=1), torch.stack(baselines, dim=1)
+        baseline = torch.stack(baselines, dim=1)
         return {
             "classification": torch.stack([F.cross_entropy(each, labels) for each in answers]).mean(),
             # scaled so that a few large scores do not shorten all gradients; Adam does not see the scale
-            "policy": -scale * (score * (reward - baseline.detach())).sum(dim=1).mean(),
+            "policy": -scale * (torch.stack(scores, dim=1) * (reward - baseline.detach())).sum(dim=1).mean(),
             "baseline": F.mse_loss(baseline, reward.expand_as(baseline)),
         }
 

@@ -2,14 +2,14 @@
 
 A local representation gives features and logits for every place of a grid, each from its own window alone.
 A cell with a map of visited places picks places one after the other; the answer is the mean of the logits
-there. Three stages, as in the paper: the representation, by the mean of all logits; the places, to follow
-the order of the true class's logits; both, by REINFORCE and cross-entropy.
+there (section 3.1). Three stages (section 3.2): the representation, by the mean of all logits; the places,
+to follow the order of the logits of the class that the representation predicts; both, by REINFORCE and
+cross-entropy. The baseline of REINFORCE is the batch's mean reward.
 
 Departs from the paper:
 - windows are encoded one by one, with a DeiT or a small network, where BagNet-77 shares convolutions among
-  them;
-- the baseline of REINFORCE is the batch's mean reward, where the paper has that of several samples of a
-  scene.
+  them; so there are fewer of them, and the last stage leaves their encoder as it is;
+- the attention network has no batch normalisation.
 """
 
 from dataclasses import dataclass
@@ -78,9 +78,11 @@ class Saccader(System):
         self.local = Backbone(config.backbone, config.glimpse_size, config.channels)
         self.classifier = nn.Linear(self.local.width, config.num_classes)
         self.what = nn.Conv2d(self.local.width, width, 1)
-        self.where = nn.Sequential(  # sees the neighbours of a place too (the attention network)
-            *(nn.Conv2d(self.local.width, width, 3, padding=1), nn.ReLU()),
-            nn.Conv2d(width, width, 3, padding=1),
+        self.where = nn.Sequential(  # the attention network: 1x1, then 3x3 with holes, twice
+            *(nn.Conv2d(self.local.width, width, 1), nn.ReLU()),
+            *(nn.Conv2d(width, width, 3, padding=2, dilation=2), nn.ReLU()),
+            *(nn.Conv2d(width, width, 1), nn.ReLU()),
+            *(nn.Conv2d(width, width, 3, padding=2, dilation=2), nn.ReLU()),
         )
         self.mixed = nn.Conv2d(2 * width, width, 1)
         self.attention = nn.ParameterList(
@@ -110,7 +112,8 @@ class Saccader(System):
         scale = attended.shape[2] ** -0.5
         first = (attended @ self.attention[0]) * scale - _NEVER * visited
         summary = (first.softmax(dim=1)[..., None] * attended).sum(dim=1)  # (B, attention)
-        return (attended @ summary[..., None]).squeeze(2) * scale - _NEVER * visited
+        channels = summary.softmax(dim=1)  # which features count
+        return (attended @ channels[..., None]).squeeze(2) - _NEVER * visited
 
     def visit(
         self, attended: Tensor, count: int, way: str, random: RandomSource
@@ -137,10 +140,11 @@ class Saccader(System):
         if stage == "representation":
             return {"classification": F.cross_entropy(logits.mean(dim=1), labels)}
         attended, count = self.attend(features.detach()), self.config.num_glimpses
-        if stage == "order":  # the places in the order of the true class's logits (location pretraining)
-            truth = logits.detach().gather(2, labels.view(-1, 1, 1).expand(-1, logits.shape[1], 1)).squeeze(2)
-            order = truth.argsort(dim=1, descending=True)[:, :count]
-            visited, each = torch.zeros_like(truth), []
+        if stage == "order":  # twice as many places as are visited later: 12, as in the authors' code
+            predicted = logits.detach().mean(dim=1).argmax(dim=1).view(-1, 1, 1)
+            rated = logits.detach().gather(2, predicted.expand(-1, logits.shape[1], 1)).squeeze(2)
+            order = rated.argsort(dim=1, descending=True)[:, : 2 * count]
+            visited, each = torch.zeros_like(rated), []
             for place in order.unbind(dim=1):
                 each.append(F.cross_entropy(self.rate(attended, visited), place))
                 visited = visited.scatter(1, place[:, None], 1.0)

@@ -198,6 +198,17 @@ def gaussian_log_probability(actions: Tensor, means: Tensor, std: float) -> Tens
     return -((actions - means) ** 2).sum(dim=-1) / (2 * std**2)
 
 
+def draw_places(
+    means: Float[Tensor, "batch 2"], std: float, random: RandomSource
+) -> tuple[Float[Tensor, "batch 2"], Float[Tensor, " batch"]]:
+    """Draws places around the policy's means; returns them without gradient and the score of the draw.
+
+    A draw beyond the scene is sensed at its edge, but scored as drawn: REINFORCE would be biased otherwise.
+    """
+    drawn = (means + std * normal(random, tuple(means.shape), means.device)).detach()
+    return drawn.clamp(-1, 1), gaussian_log_probability(drawn, means, std)
+
+
 def is_right(logits: Tensor, labels: Tensor) -> Float[Tensor, " batch"]:
     """Returns 1 where the most likely class is the true one, and 0 elsewhere."""
     return (logits.argmax(dim=-1) == labels).float()

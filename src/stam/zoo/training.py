@@ -38,7 +38,7 @@ from stam.data.scenes import run_length
 from stam.errors import require, require_choice
 from stam.fast.cuda_graph import GraphedFunction
 from stam.learning import distributed
-from stam.learning.experiment import open_data, require_batches
+from stam.learning.experiment import fitting_batch, open_data
 from stam.learning.loop import (
     Learner,
     Meter,
@@ -153,7 +153,8 @@ def begin(config: ZooConfig, out: str | Path, loggers: tuple[MetricLogger, ...] 
     choose_device(config.training.device)
     splits = open_data(config.data)
     config = with_classes(config, splits.train.classes)
-    require_batches(len(splits.train), config.training.batch_size, "--batch-size")
+    batch = fitting_batch(len(splits.train), config.training.batch_size, "--batch-size")
+    config = dataclasses.replace(config, training=dataclasses.replace(config.training, batch_size=batch))
     system = start(config)
     folder = RunFolder.create(out)
     folder.write_record(config.name, config, splits.record)
@@ -180,6 +181,11 @@ def read_config(folder: RunFolder) -> ZooConfig:
     values = folder.record()["config"]
     if values.get("name") not in SYSTEMS:
         raise RunError(f"the run in '{folder.path}' is not of a system of the zoo")
+    return config_from(values)
+
+
+def config_from(values: dict[str, Any]) -> ZooConfig:
+    """Returns the configuration that a run has recorded."""
     system = from_plain(require_system(values["name"]).settings, values["system"])
     rest = {key: value for key, value in values.items() if key != "system"}
     return dataclasses.replace(
@@ -298,6 +304,7 @@ class SystemLearner(Learner):
         with autocast(self.device, self.precision):
             stage = self.system.stages[self.stage]
             losses = self.system.losses(stage.name, images, labels, RandomSource(self.generator))
+        self.on_progress(1 / 3)
         self.optimiser.zero_grad(set_to_none=True)
         torch.stack([loss.float() for loss in losses.values()]).sum().backward()
         torch.nn.utils.clip_grad_norm_(self.trained, self.training.max_norm, foreach=True)
