@@ -201,7 +201,7 @@ def serving(
 def serve(given: argparse.Namespace) -> None:
     """The service as `stam serve` runs it, or with what it improves left out."""
     agent = build(given.size)
-    torch.set_num_threads(default_threads(agent.config))
+    torch.set_num_threads(default_threads(agent.config.width))
     if given.nagle:  # the protocol is not named, and asyncio leaves the socket as it is
         web_server.listen = lambda host, port: socket.create_server((host, port), backlog=512)
     if given.keep_freed_memory:

@@ -251,13 +251,13 @@ def test_an_upload_is_brought_to_size_and_not_kept(client):
 
 
 def test_digit_agents_get_digits_and_folders_are_listed(tmp_path):
-    digits = tiny_config(num_classes=10, image_size=56, labels=tuple("0123456789"))
+    digits = stam.Agent(tiny_config(num_classes=10, image_size=56, labels=tuple("0123456789"))).facts
     scenes = sample_scenes(digits)
     assert len(scenes) == 24 and scenes[0].load().shape == (56, 56, 3) and scenes[0].label in digits.labels
     for index in range(60):
         (tmp_path / "abc"[index % 3]).mkdir(exist_ok=True)
         Image.fromarray(scene_pixels(index)).save(tmp_path / "abc"[index % 3] / f"{index}.png")
-    listed = sample_scenes(tiny_config(labels=tuple("abcde")), tmp_path)
+    listed = sample_scenes(stam.Agent(tiny_config(labels=tuple("abcde"))).facts, tmp_path)
     assert len(listed) == 48 and {scene.label for scene in listed} == set("abc")
     assert listed[0].load().shape == (24, 32, 3)
     with pytest.raises(stam.StamError, match="no folder of images"):
@@ -268,7 +268,7 @@ def test_digit_agents_get_digits_and_folders_are_listed(tmp_path):
 
 
 def test_photographs_are_brought_to_the_agents_size():
-    china, flower = (scene.load() for scene in sample_scenes(tiny_config()))
+    china, flower = (scene.load() for scene in sample_scenes(stam.Agent(tiny_config()).facts))
     assert china.shape == flower.shape == (24, 32, 3) and (china != flower).any()
 
 

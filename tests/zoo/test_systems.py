@@ -207,6 +207,20 @@ def test_an_even_saliency_samples_evenly_and_a_peak_enlarges():
     assert near > 3 * ((grid - centre).norm(dim=-1) < 0.3).sum()
 
 
+def test_the_pull_of_the_sampler_is_a_convolution_with_a_gaussian():
+    system = small("stn", sampled_size=9)  # as many samples as points: nothing is interpolated
+    saliency = torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(0))
+    line = torch.exp(-4 * np.log(2) * (torch.arange(-8, 9) / 5) ** 2)
+    kernel = (line[:, None] * line)[None, None]
+    padded = torch.nn.functional.pad(saliency, (8,) * 4, mode="replicate")
+    places = torch.linspace(-3, 3, 25)
+    mass = torch.nn.functional.conv2d(padded, kernel)
+    expected = torch.nn.functional.conv2d(padded * places, kernel) / mass
+    torch.testing.assert_close(system.grid(saliency)[..., 0], expected[:, 0].clamp(-1, 1))
+    expected = torch.nn.functional.conv2d(padded * places[:, None], kernel) / mass
+    torch.testing.assert_close(system.grid(saliency)[..., 1], expected[:, 0].clamp(-1, 1))
+
+
 def test_crops_are_where_their_boxes_say():
     images = torch.arange(24 * 24.0).view(1, 1, 24, 24)
     places = torch.tensor([[0.25, -0.5]])
@@ -250,6 +264,25 @@ def test_saccader_learns_the_order_of_the_class_it_predicts():
     labels = torch.arange(12) % 3
     assert stage_losses(system, "order", labels) == stage_losses(system, "order", labels.flip(0))
     assert stage_losses(system, "together", labels) != stage_losses(system, "together", labels.flip(0))
+
+
+def test_tnet_rewards_the_cell_that_was_worth_it():
+    """With rewards of each look alone, a cell that is always right becomes likelier than others."""
+    system = small("tnet", joint_weight=0.0, num_glimpses=3)
+    labels = torch.zeros(64, dtype=torch.long)
+    rated = torch.zeros(64, 9, requires_grad=True)
+    system.begin = lambda images: (torch.zeros(64, 4), rated)
+
+    def classify(images, whole, cells):
+        right = torch.nn.functional.one_hot((cells != 4).long(), 3).float()  # class 0 from cell 4 alone
+        alone = torch.cat((right[:, :1], right), dim=1)
+        return alone, alone
+
+    system.classify = classify
+    random = RandomSource(torch.Generator().manual_seed(0))
+    system.losses("together", torch.zeros(64, 1, 24, 24), labels, random)["policy"].backward()
+    slope = rated.grad.sum(dim=0)
+    assert slope[4] < 0 < slope[[0, 1, 2, 3, 5, 6, 7, 8]].sum()
 
 
 def test_a_wrong_answer_costs_patchdrop_more_when_all_is_trained(monkeypatch):

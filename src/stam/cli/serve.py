@@ -1,19 +1,26 @@
-"""`stam serve AGENT`: a page to watch an agent look, and an HTTP API for remote sensors."""
+"""`stam serve AGENT`: a page to watch an agent look, and an HTTP API for remote sensors.
+
+A system of the zoo has a page of its own: it needs whole scenes, so there are no sessions to feed.
+"""
 
 import sys
 import threading
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import tyro
 
-from stam.cli.agents import open_agent
+from stam.cli.agents import open_agent, open_looker
 from stam.cli.parsing import next_command, parse
-from stam.config import AgentConfig
 from stam.errors import require
 from stam.weights import find_agent
+from stam.zoo import is_system_folder
+
+if TYPE_CHECKING:  # what takes long to import is imported when it is used
+    from stam.web import Limits, LookService, SceneService, Service
 
 _SMALL_AGENT = 128  # width; operations of a smaller core only wait for a second thread
 
@@ -23,7 +30,8 @@ class Arguments:
     """What to serve, and where.
 
     Attributes:
-        agent: A run folder, a weights folder, an agent that ships (such as digits), or hub:NAME.
+        agent: A run folder, a weights folder, an agent that ships (such as digits), or hub:NAME; a system of
+            the zoo too.
         port: Port to listen on; 0 takes a free one.
         host: Address to listen on. Any but this machine's own lets others in, and there is no password.
         images: A folder of images for the page to offer.
@@ -61,26 +69,18 @@ def run(arguments: list[str]) -> None:
     """Runs the command."""
     given = parse(Arguments, "serve", arguments)
     require(given.threads is None or given.threads >= 1, f"--threads must be at least 1, got {given.threads}")
-    from stam.web import Limits, Service, serve
-    from stam.web.scenes import sample_scenes
+    from stam.web import serve
 
-    agent, resize_size = open_agent(given.agent, given.resize_size, given.threshold, given.fast)
-    torch.set_num_threads(given.threads or default_threads(agent.config))
-    limits = Limits(
-        max_sessions=given.max_sessions,
-        idle_seconds=given.idle_seconds,
-        lifetime_seconds=given.lifetime_seconds,
-        max_upload_bytes=int(given.max_upload_mb * 1_000_000),
-        max_connections=given.max_connections,
-        client_seconds=given.client_seconds,
-    )
-    scenes = sample_scenes(agent.config, given.images, resize_size)
-    name = find_agent(given.agent).name
-    service = Service(agent, name, limits, scenes, resize_size)
+    found = find_agent(given.agent)
+    is_system = is_system_folder(found.folder)
+    service: SceneService = (_system_service if is_system else _agent_service)(given, found.name)
+    following = f"figures {given.agent}" if is_system else f"export {given.agent} --out {found.name}.onnx"
 
     def ready(url: str) -> None:
-        print(f"watch {name} look: {url}    (the API: {url}/openapi.json; stop with Ctrl+C)", flush=True)
-        next_command(f"stam export {given.agent} --out {name}.onnx")
+        print(
+            f"watch {found.name} look: {url}    (the API: {url}/openapi.json; stop with Ctrl+C)", flush=True
+        )
+        next_command(f"stam {following}")
         sys.stderr.flush()
         if given.open:
             threading.Timer(0.5, webbrowser.open, [url]).start()
@@ -88,6 +88,40 @@ def run(arguments: list[str]) -> None:
     serve(service, given.host, given.port, ready)
 
 
-def default_threads(config: AgentConfig) -> int:
-    """Returns how many threads PyTorch is to use for an agent of this size."""
-    return 1 if config.width < _SMALL_AGENT else torch.get_num_threads()
+def _agent_service(given: Arguments, name: str) -> "Service":
+    from stam.web import Service
+    from stam.web.scenes import sample_scenes
+
+    agent, resize_size = open_agent(given.agent, given.resize_size, given.threshold, given.fast)
+    torch.set_num_threads(given.threads or default_threads(agent.config.width))
+    scenes = sample_scenes(agent.facts, given.images, resize_size)
+    return Service(agent, name, _limits(given), scenes, resize_size)
+
+
+def _system_service(given: Arguments, name: str) -> "LookService":
+    from stam.web import LookService
+    from stam.web.scenes import sample_scenes
+
+    require(given.threshold is None, "--threshold is for agents: a system of the zoo takes all its looks")
+    looker, resize_size = open_looker(given.agent, given.resize_size, given.fast)
+    torch.set_num_threads(given.threads or torch.get_num_threads())
+    scenes = sample_scenes(looker.facts, given.images, resize_size)
+    return LookService(looker, name, _limits(given), scenes, resize_size)
+
+
+def _limits(given: Arguments) -> "Limits":
+    from stam.web import Limits
+
+    return Limits(
+        max_sessions=given.max_sessions,
+        idle_seconds=given.idle_seconds,
+        lifetime_seconds=given.lifetime_seconds,
+        max_upload_bytes=int(given.max_upload_mb * 1_000_000),
+        max_connections=given.max_connections,
+        client_seconds=given.client_seconds,
+    )
+
+
+def default_threads(width: int) -> int:
+    """Returns how many threads PyTorch is to use for an agent of this width."""
+    return 1 if width < _SMALL_AGENT else torch.get_num_threads()

@@ -27,7 +27,6 @@ from stam.live import (
     Session,
     SessionPool,
     UnknownSessionError,
-    scene_view,
 )
 from stam.model.agent import Looker
 from stam.model.policy import POLICIES
@@ -36,6 +35,7 @@ from stam.web.scenes import (
     SampleScene,
     TooManyPixelsError,
     encode_png,
+    fitted,
     image_header,
     read_upload,
     sample_scenes,
@@ -98,35 +98,24 @@ def _content_type(request: Request) -> str:
     return request.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
-class Service:
-    """An agent, its sessions and the sample scenes: what the routes share."""
+class SceneService:
+    """What services of any kind share: a name, limits, sample scenes, and care with what strangers send."""
 
-    def __init__(
-        self,
-        agent: Looker,
-        name: str = "agent",
-        limits: Limits | None = None,
-        scenes: Sequence[SampleScene] | None = None,
-        resize_size: int | None = None,
-    ) -> None:
-        self.agent, self.name, self.limits = agent, name, limits or Limits()
-        self.resize_size = resize_size
-        self.scenes = sample_scenes(agent.config) if scenes is None else list(scenes)
-        self.pool = SessionPool(
-            agent,
-            max_sessions=self.limits.max_sessions,
-            idle_seconds=self.limits.idle_seconds,
-            lifetime_seconds=self.limits.lifetime_seconds,
-        )
+    def __init__(self, name: str, limits: Limits | None, scenes: Sequence[SampleScene]) -> None:
+        self.name, self.limits, self.scenes = name, limits or Limits(), list(scenes)
         self._num_uploads = 0
         self._decoder = asyncio.Semaphore(1)
 
-    @property
-    def max_glimpse_bytes(self) -> int:
-        """Bytes of any request but an upload: a glimpse encoded by whatever means."""
-        height, width = self.agent.grid.glimpse_size
-        raw = height * width * self.agent.config.channels
-        return min(self.limits.max_upload_bytes, max(_SMALL_BODY, 4 * raw))
+    def app(self, hosts: Sequence[str]) -> FastAPI:
+        """Builds the application; see `create_app`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends what runs beside the application."""
+
+    def read_scene(self, body: bytes) -> bytes:
+        """Brings an uploaded image to the size that is looked at."""
+        raise NotImplementedError
 
     @contextmanager
     def uploading(self) -> Iterator[None]:
@@ -147,6 +136,42 @@ class Service:
         """Runs what decodes an image beside the event loop, one at a time: pixels take much memory."""
         async with self._decoder:
             return await run_in_threadpool(function, *arguments)
+
+
+class Service(SceneService):
+    """An agent, its sessions and the sample scenes: what the routes share."""
+
+    def __init__(
+        self,
+        agent: Looker,
+        name: str = "agent",
+        limits: Limits | None = None,
+        scenes: Sequence[SampleScene] | None = None,
+        resize_size: int | None = None,
+    ) -> None:
+        super().__init__(name, limits, sample_scenes(agent.facts) if scenes is None else scenes)
+        self.agent, self.resize_size = agent, resize_size
+        self.pool = SessionPool(
+            agent,
+            max_sessions=self.limits.max_sessions,
+            idle_seconds=self.limits.idle_seconds,
+            lifetime_seconds=self.limits.lifetime_seconds,
+        )
+
+    def app(self, hosts: Sequence[str] = OWN_NAMES) -> FastAPI:
+        """Builds the application; see `create_app`."""
+        return create_app(self, hosts)
+
+    def close(self) -> None:
+        """Ends the sessions."""
+        self.pool.close()
+
+    @property
+    def max_glimpse_bytes(self) -> int:
+        """Bytes of any request but an upload: a glimpse encoded by whatever means."""
+        height, width = self.agent.grid.glimpse_size
+        raw = height * width * self.agent.config.channels
+        return min(self.limits.max_upload_bytes, max(_SMALL_BODY, 4 * raw))
 
     def policies(self) -> list[str]:
         """Returns the policies that a session may name, the agent's own first."""
@@ -214,7 +239,7 @@ class Service:
     def read_scene(self, body: bytes) -> bytes:
         """Brings an uploaded image to the agent's size."""
         image = read_upload(body, self.limits.max_upload_pixels)
-        return encode_png(scene_view(image, self.agent.config, self.resize_size))
+        return encode_png(fitted(image, self.agent.facts, self.resize_size))
 
 
 def create_app(service: Service, hosts: Sequence[str] = OWN_NAMES) -> FastAPI:
@@ -225,37 +250,49 @@ def create_app(service: Service, hosts: Sequence[str] = OWN_NAMES) -> FastAPI:
         hosts: Names the service may be called by; any other is refused, lest a page of somebody else's reach
             it through a name that points here. `*` allows all.
     """
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        service.pool.close()
-
-    app = FastAPI(
+    app = guarded_app(
+        service,
+        hosts,
+        service.max_glimpse_bytes,
         title="STAM",
         summary="An agent that classifies a scene it never sees whole, one glimpse at a time.",
         description="Open a session, sense a glimpse where it says, post it, and go on until `stop`.",
         version=service.describe().version,
-        docs_url=None,  # FastAPI's pages load their scripts from elsewhere
-        redoc_url=None,
-        lifespan=lifespan,
     )
+    _add_session_routes(app, service)
+    add_scene_routes(app, service)
+    app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+    return app
+
+
+def guarded_app(service: SceneService, hosts: Sequence[str], max_bytes: int, **about: str) -> FastAPI:
+    """Builds an application without routes that keeps the limits and answers mistakes in words.
+
+    Args:
+        service: What it serves.
+        hosts: See `create_app`.
+        max_bytes: Most bytes of a request that is no upload.
+        about: Title, summary and so on of the API.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    # without FastAPI's own pages, which load their scripts from elsewhere
+    app = FastAPI(docs_url=None, redoc_url=None, lifespan=lifespan, **about)  # type: ignore[arg-type]
     app.add_middleware(
-        BodyLimit,
-        max_bytes=service.max_glimpse_bytes,
-        exceptions={UPLOAD_PATH: service.limits.max_upload_bytes},
+        BodyLimit, max_bytes=max_bytes, exceptions={UPLOAD_PATH: service.limits.max_upload_bytes}
     )
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(SameOrigin)
     app.add_middleware(SecurityHeaders)
     _add_error_handlers(app, service)
-    _add_session_routes(app, service)
-    _add_scene_routes(app, service)
-    app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     return app
 
 
-def _add_error_handlers(app: FastAPI, service: Service) -> None:
+def _add_error_handlers(app: FastAPI, service: SceneService) -> None:
     def answer(code: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
         return JSONResponse({"error": message}, code, headers)
 
@@ -432,7 +469,9 @@ def _add_session_routes(app: FastAPI, service: Service) -> None:
         return [[round(value, 6) for value in row] for row in likely.tolist()]
 
 
-def _add_scene_routes(app: FastAPI, service: Service) -> None:
+def add_scene_routes(app: FastAPI, service: SceneService) -> None:
+    """Adds the sample scenes, and the one that brings an image to size."""
+
     @app.get("/api/scenes", tags=["scenes"], summary="Sample scenes")
     async def list_scenes() -> list[SceneInfo]:
         return [

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from stam.config import AgentConfig
 from stam.data import ClutteredDigits, decode_image
 from stam.data.folder import image_files
 from stam.errors import DataError
-from stam.live import scene_view
+from stam.model.looker import Facts
+from stam.scene.pixels import prepare_for_evaluation
 from stam.shapes import UInt8
 
 MAX_SAMPLES = 48
@@ -59,6 +59,13 @@ def image_header(data: bytes) -> tuple[int, int]:
     return width, height
 
 
+def fitted(
+    image: UInt8[np.ndarray, "height width 3"], facts: Facts, resize_size: int | None
+) -> UInt8[np.ndarray, "image_height image_width 3"]:
+    """Brings an image to the size that is looked at, as evaluation does."""
+    return prepare_for_evaluation(image, resize_size or facts.resize_size, facts.image_size)
+
+
 def encode_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
     """Encodes pixels without loss."""
     buffer = io.BytesIO()
@@ -67,7 +74,7 @@ def encode_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
 
 
 def sample_scenes(
-    config: AgentConfig, folder: Path | None = None, resize_size: int | None = None
+    facts: Facts, folder: Path | None = None, resize_size: int | None = None
 ) -> list[SampleScene]:
     """Returns the scenes the page offers.
 
@@ -75,41 +82,41 @@ def sample_scenes(
     and the photographs that come with scikit-learn for any other.
 
     Args:
-        config: The agent's configuration.
+        facts: Of who looks at them.
         folder: Images to show; one folder inside it names the class of what lies there.
-        resize_size: See `scene_view`.
+        resize_size: The shorter side before the centre is cropped; by default as the facts say.
     """
     if folder is not None:
-        return _folder_scenes(config, folder, resize_size)
-    height, width = config.grid.image_size
-    if config.labels == _DIGITS and height == width >= _SMALLEST_DIGIT_SCENE:
+        return _folder_scenes(facts, folder, resize_size)
+    height, width = facts.image_size
+    if facts.labels == _DIGITS and height == width >= _SMALLEST_DIGIT_SCENE:
         digits = ClutteredDigits("test", scene_size=height)
         return [
             SampleScene(f"Digits {index + 1}", digits.classes[digits.labels[index]], _digit(digits, index))
             for index in range(24)
         ]
-    return _photographs(config, resize_size)
+    return _photographs(facts, resize_size)
 
 
 def _digit(digits: ClutteredDigits, index: int) -> Callable[[], np.ndarray]:
     return lambda: digits.load(index)
 
 
-def _photographs(config: AgentConfig, resize_size: int | None) -> list[SampleScene]:
+def _photographs(facts: Facts, resize_size: int | None) -> list[SampleScene]:
     """Returns the photographs inside scikit-learn (CC BY 2.0, see sklearn/datasets/images/README.txt)."""
 
     def loader(name: str) -> Callable[[], np.ndarray]:
         def load() -> np.ndarray:
             from sklearn.datasets import load_sample_image  # here, since importing it takes a second
 
-            return scene_view(load_sample_image(name), config, resize_size)
+            return fitted(load_sample_image(name), facts, resize_size)
 
         return load
 
     return [SampleScene(name, None, loader(name)) for name in ("china.jpg", "flower.jpg")]
 
 
-def _folder_scenes(config: AgentConfig, folder: Path, resize_size: int | None) -> list[SampleScene]:
+def _folder_scenes(facts: Facts, folder: Path, resize_size: int | None) -> list[SampleScene]:
     if not folder.is_dir():
         raise DataError(f"no folder of images at '{folder}': check --images")
     names = image_files(folder)
@@ -118,11 +125,11 @@ def _folder_scenes(config: AgentConfig, folder: Path, resize_size: int | None) -
     chosen = [names[index * len(names) // MAX_SAMPLES] for index in range(MAX_SAMPLES)]
 
     def loader(path: Path) -> Callable[[], np.ndarray]:
-        return lambda: scene_view(decode_image(path), config, resize_size)
+        return lambda: fitted(decode_image(path), facts, resize_size)
 
     scenes = []
     for name in dict.fromkeys(chosen if len(names) > MAX_SAMPLES else names):
         path = Path(name)
-        label = path.parent.name if path.parent.name in config.labels else None
+        label = path.parent.name if path.parent.name in facts.labels else None
         scenes.append(SampleScene(name, label, loader(folder / path)))
     return scenes

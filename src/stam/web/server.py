@@ -8,7 +8,7 @@ from typing import Any
 import uvicorn
 
 from stam.errors import StamError, require
-from stam.web.app import OWN_NAMES, Service, create_app
+from stam.web.app import OWN_NAMES, SceneService
 from stam.web.memory import keep_large_blocks_apart, return_freed_memory
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -16,7 +16,7 @@ _TICKS_BETWEEN_RETURNS = 100  # of uvicorn's clock: ten seconds
 
 
 def serve(
-    service: Service,
+    service: SceneService,
     host: str = "127.0.0.1",
     port: int = 8000,
     on_ready: Callable[[str], None] | None = None,
@@ -40,10 +40,10 @@ def serve(
         with listener:
             server.run(sockets=[listener])
     finally:
-        service.pool.close()  # also where the server failed before it began
+        service.close()  # also where the server failed before it began
 
 
-def build_server(service: Service, hosts: Sequence[str] = OWN_NAMES, **settings: Any) -> "Server":
+def build_server(service: SceneService, hosts: Sequence[str] = OWN_NAMES, **settings: Any) -> "Server":
     """Puts the service behind uvicorn, which is told the limits it can keep itself.
 
     Args:
@@ -53,7 +53,7 @@ def build_server(service: Service, hosts: Sequence[str] = OWN_NAMES, **settings:
     """
     defaults: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": 2}
     config = uvicorn.Config(
-        create_app(service, hosts),
+        service.app(hosts),
         limit_concurrency=service.limits.max_connections,
         **(defaults | settings),
     )

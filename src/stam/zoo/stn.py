@@ -1,8 +1,8 @@
 """STN: the saliency sampler of Recasens, Kellnhofer, Stent, Matusik, Torralba, "Learning to Zoom", ECCV 2018.
 
-A saliency map of the whole scene bends a sampling grid, so that salient parts are enlarged; a classifier
-sees the bent scene once, at fewer pixels than the scene has. All is differentiable and trained by
-cross-entropy alone. The STAM paper's Table 1 calls it STN, as the authors of PatchDrop do, who ran it at
+A saliency map of the whole scene bends a sampling grid, so that salient parts are enlarged (section 3.1,
+equations 1 to 3); a classifier sees the bent scene once, at fewer pixels than the scene has. All is
+differentiable and trained by cross-entropy alone (section 3.2). The STAM paper's Table 1 calls it STN, as the authors of PatchDrop do, who ran it at
 168 pixels (148 on fMoW).
 
 Departs from the paper:
@@ -68,7 +68,7 @@ class Stn(System):
         self.task = Backbone(config.backbone, config.sampled_size, config.channels)
         self.classifier = nn.Linear(self.task.width, config.num_classes)
         nn.init.zeros_(self.rate.weight)  # the grid starts even
-        self.register_buffer("kernel", gaussian(config.kernel_width, config.num_points), persistent=False)
+        self.register_buffer("pull", attraction(config.kernel_width, config.num_points), persistent=False)
 
     def map(self, images: Tensor) -> Float[Tensor, "batch 1 points points"]:
         """Returns the saliency S of every point: positive, and 1 in all (the saliency network)."""
@@ -78,17 +78,18 @@ class Stn(System):
         return rated.flatten(1).softmax(dim=1).view(-1, 1, *points)
 
     def grid(self, saliency: Float[Tensor, "batch 1 points points"]) -> Float[Tensor, "batch size size 2"]:
-        """Returns where to sample: every point is pulled towards salient ones (the sampler's attraction)."""
-        count, margin = saliency.shape[-1], self.get_buffer("kernel").shape[-1] // 2
-        line = torch.linspace(-1, 1, count, device=saliency.device)
-        step = 2 / (count - 1)
-        ends = torch.arange(1, margin + 1, device=saliency.device) * step
-        long = torch.cat((-1 - ends.flip(0), line, 1 + ends))  # the map goes on beyond its edges, as they are
-        weights = F.pad(saliency, (margin,) * 4, mode="replicate")
-        across, down = weights * long, weights * long[:, None]
-        kernel = self.get_buffer("kernel")
-        mass = F.conv2d(weights, kernel).clamp_min(1e-12)
-        pulled = torch.cat((F.conv2d(across, kernel), F.conv2d(down, kernel)), dim=1) / mass
+        """Returns where to sample: every point is pulled towards salient ones (equations 2 and 3).
+
+        Mass and pull are convolutions with a Gaussian, which is separable: one matrix from each side.
+        """
+        pull, count = self.get_buffer("pull"), saliency.shape[-1]
+        margin = (pull.shape[1] - count) // 2
+        # the map goes on beyond its edges, as it is there, and so do the places of its points
+        weights = F.pad(saliency, (margin,) * 4, mode="replicate")[:, 0]
+        long = torch.arange(-margin, count + margin, device=saliency.device) * (2 / (count - 1)) - 1
+        mass = (pull @ weights @ pull.T).clamp_min(1e-12)
+        across, down = pull @ (weights * long) @ pull.T, pull @ (weights * long[:, None]) @ pull.T
+        pulled = torch.stack((across, down), dim=1) / mass[:, None]
         size = (self.config.sampled_size, self.config.sampled_size)
         pulled = F.interpolate(pulled, size=size, mode="bilinear", align_corners=True)
         return pulled.permute(0, 2, 3, 1).clamp(-1, 1)
@@ -115,8 +116,14 @@ class Stn(System):
         return SceneTrace.of([whole_boxes(len(images), images.device)], [[size]], [self.answer(images)])
 
 
-def gaussian(width: int, count: int) -> Float[Tensor, "1 1 side side"]:
-    """Returns a Gaussian over all distances within a map, of some width at half of its height."""
-    distances = torch.arange(-(count - 1), count).float()
-    line = torch.exp(-4 * torch.log(torch.tensor(2.0)) * (distances / width) ** 2)
-    return (line[:, None] * line)[None, None]
+def attraction(width: int, count: int) -> Float[Tensor, "points longer"]:
+    """Returns how a row of points is pulled by a longer row, which goes on beyond its ends, by a Gaussian.
+
+    Args:
+        width: Of the Gaussian at half of its height, in points.
+        count: Points; the longer row has as many again, but one, at either end.
+    """
+    margin = count - 1
+    distances = torch.arange(count + 2 * margin) - torch.arange(margin, margin + count)[:, None]
+    near = torch.exp(-4 * torch.log(torch.tensor(2.0)) * (distances / width) ** 2)
+    return near * (distances.abs() <= margin)

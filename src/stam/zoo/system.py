@@ -209,7 +209,9 @@ def draw_places(
     return drawn.clamp(-1, 1), gaussian_log_probability(drawn, means, std)
 
 
-def is_right(logits: Tensor, labels: Tensor) -> Float[Tensor, " batch"]:
+def is_right(
+    logits: Float[Tensor, "*batch classes"], labels: Int[Tensor, "*batch"]
+) -> Float[Tensor, "*batch"]:
     """Returns 1 where the most likely class is the true one, and 0 elsewhere."""
     return (logits.argmax(dim=-1) == labels).float()
 

@@ -2,15 +2,15 @@
 
 The whole scene at low resolution gives features and, from its feature map, a rating of every cell of a
 grid. The best cells are then sensed at full resolution. The features of all looks, each with the position
-it was sensed at, are averaged and classified. The location module is trained by REINFORCE; every feature
-vector is also classified alone, which keeps each of them useful.
+it was sensed at, are averaged and classified (section 3.1). The location module is trained by REINFORCE
+(section 3.2). Every feature vector is also classified and rewarded alone, the per-feature regularisation of
+section 3.3, which tells the location module which of its cells was worth it.
 
 Departs from the paper:
-- one level of attention, where the paper can go into the cells of cells;
-- one encoder serves the whole view and the cells, but with normalisation of their own only where DeiT has
-  it;
-- the classifier is trained after every look, so that each number can be evaluated;
-- the baseline of REINFORCE is the batch's mean reward.
+- one level of attention, as it has for ImageNet; the paper can go into the cells of cells;
+- a position is encoded by a linear layer, where the paper has sines;
+- the joint answer is trained after every look, so that each number can be evaluated;
+- the baseline of REINFORCE is the batch's mean reward, where the paper has a moving average.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,8 @@ class TnetConfig(SystemConfig):
         glimpse_size: Pixels of the whole view, and of a cell.
         num_cells: Cells in a row, and rows; they overlap so as to cover the scene.
         location_width: Width of the location module.
-        feature_weight: Weight of the loss of each feature vector alone.
+        joint_weight: Weight of all looks together, in cross-entropy and in rewards; each look alone has the
+            rest.
         policy_weight: Weight of REINFORCE.
         num_glimpses: The whole view and the cells after it.
         backbone: The encoder: conv or deit-tiny.
@@ -46,7 +47,7 @@ class TnetConfig(SystemConfig):
     glimpse_size: int = 77
     num_cells: int = 5
     location_width: int = 128
-    feature_weight: float = 0.3
+    joint_weight: float = 0.3
     policy_weight: float = 0.1
     num_glimpses: int = 6
     backbone: str = "deit-tiny"
@@ -65,7 +66,7 @@ class Tnet(System):
 
     name, paper, settings = "tnet", "Papadopoulos et al. 2021", TnetConfig
     whole_to_attend = whole_to_classify = True
-    stages = (Stage("together", 1.0, ("encoder", "location", "position", "classifier", "alone")),)
+    stages = (Stage("together", 1.0, ("encoder", "location", "position", "classifier")),)
 
     def __init__(self, config: TnetConfig) -> None:
         super().__init__(config)
@@ -77,7 +78,6 @@ class Tnet(System):
         )
         self.position = nn.Linear(3, width)  # where, and at which scale, a look was taken
         self.classifier = nn.Linear(width, config.num_classes)
-        self.alone = nn.Linear(width, config.num_classes)
 
     def begin(self, images: Tensor) -> tuple[Float[Tensor, "batch width"], Float[Tensor, "batch cells"]]:
         """Senses the whole scene; returns its features and the logits of every cell (the location module)."""
@@ -87,18 +87,17 @@ class Tnet(System):
 
     def choose(
         self, logits: Float[Tensor, "batch cells"], count: int, way: str, random: RandomSource
-    ) -> tuple[Int[Tensor, "batch chosen"], Float[Tensor, " batch"]]:
-        """Picks different cells; returns them and the log-probability of the whole choice."""
-        chosen, score = [], torch.zeros_like(logits[:, 0])
+    ) -> tuple[Int[Tensor, "batch chosen"], Float[Tensor, "batch chosen"]]:
+        """Picks different cells; returns them and the log-probability of each."""
+        chosen, scores = [logits.new_zeros(len(logits), 0, dtype=torch.long)], [logits[:, :0]]
         if way == RANDOM:
             logits = torch.zeros_like(logits)
         for _ in range(count):
             cell = logits.argmax(dim=1) if way == LEARNED else sample(logits.softmax(dim=1), random)
-            score = score + logits.log_softmax(dim=1).gather(1, cell[:, None]).squeeze(1)
-            chosen.append(cell)
+            scores.append(logits.log_softmax(dim=1).gather(1, cell[:, None]))
+            chosen.append(cell[:, None])
             logits = logits.scatter(1, cell[:, None], -1e9)
-        empty = torch.zeros(len(logits), 0, dtype=torch.long, device=logits.device)
-        return torch.stack(chosen, dim=1) if chosen else empty, score
+        return torch.cat(chosen, dim=1), torch.cat(scores, dim=1)
 
     def classify(
         self, images: Tensor, whole: Tensor, cells: Int[Tensor, "batch chosen"]
@@ -113,9 +112,9 @@ class Tnet(System):
         where = self.position(
             torch.cat((torch.zeros_like(features[:, :1, :3]), zoom), dim=1).to(features.dtype)
         )
-        counts = torch.arange(1, features.shape[1] + 1, device=images.device)[:, None]
-        means = (features + where).cumsum(dim=1) / counts
-        return self.classifier(means).float(), self.alone(features).float()
+        placed = features + where
+        counts = torch.arange(1, placed.shape[1] + 1, device=images.device)[:, None]
+        return self.classifier(placed.cumsum(dim=1) / counts).float(), self.classifier(placed).float()
 
     def _cells(self, device: torch.device) -> Float[Tensor, "cells 2"]:
         return grid_places(self.config.num_cells, device)
@@ -123,17 +122,20 @@ class Tnet(System):
     def losses(
         self, stage: str, images: Tensor, labels: Int[Tensor, " batch"], random: RandomSource
     ) -> dict[str, Tensor]:
-        """Cross-entropy of all looks and of each alone, and REINFORCE."""
+        """Cross-entropy and REINFORCE, of all looks together and of each alone."""
         whole, logits = self.begin(images)
-        cells, score = self.choose(logits, self.config.num_glimpses - 1, "drawn", random)
+        cells, scores = self.choose(logits, self.config.num_glimpses - 1, "drawn", random)
         answers, alone = self.classify(images, whole, cells)
-        each = labels[:, None].expand(-1, answers.shape[1]).flatten()
-        reward = is_right(answers[:, -1], labels)
-        policy = -(score * (reward - reward.mean())).mean()
+        each, share = labels[:, None].expand(-1, answers.shape[1]), self.config.joint_weight
+        joint = is_right(answers[:, -1], labels)[:, None]
+        own = is_right(alone[:, 1:], each[:, 1:])  # (B, cells)
+        # all cells share the joint reward, and each has its own, by the mean over cells
+        gain = share * (joint - joint.mean()) + (1 - share) * (own - own.mean()) / own.shape[1]
+        flat = each.flatten()
         return {
-            "classification": F.cross_entropy(answers.flatten(0, 1), each),
-            "features": self.config.feature_weight * F.cross_entropy(alone.flatten(0, 1), each),
-            "policy": self.config.policy_weight * policy,
+            "classification": share * F.cross_entropy(answers.flatten(0, 1), flat),
+            "features": (1 - share) * F.cross_entropy(alone.flatten(0, 1), flat),
+            "policy": -self.config.policy_weight * (scores * gain).sum(dim=1).mean(),
         }
 
     def rollout(self, images: Tensor, num_glimpses: int, policy: str, random: RandomSource) -> SceneTrace:

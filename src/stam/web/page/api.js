@@ -7,7 +7,7 @@ export class ApiError extends Error {
   }
 }
 
-async function request(path, options = {}) {
+export async function request(path, options = {}) {
   let answer;
   try {
     answer = await fetch(`api/${path}`, options);
