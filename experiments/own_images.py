@@ -1,0 +1,93 @@
+"""Trains on a folder as `stam train FOLDER` does, as if nothing were known of it, beside results of a recipe.
+
+    python experiments/own_images.py aid.tar --init deit_tiny.safetensors --out runs/own-aid \
+        --beside experiments/results/aid-240s.json
+
+Settings are chosen by the images and the machine, a teacher is fine-tuned first. Accuracy is on the
+validation images, which choose nothing here: the weights after the last update are evaluated.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+from stam.evaluation import EvaluationPlan, evaluate, save_evaluation
+from stam.learning import experiment
+from stam.learning.fitting import default_core, fit
+from stam.learning.recipes import get_recipe
+
+SHOWN = (1, 2, 3, 5, 8, 12, 16, 21)
+
+
+def row(name: str, accuracy: list[float], seconds: float) -> str:
+    cells = [f"{100 * accuracy[n - 1]:.1f}" for n in SHOWN if n <= len(accuracy)]
+    return f"| {' | '.join((name, *cells, f'{100 * sum(accuracy) / len(accuracy):.1f}', f'{seconds:.0f}'))} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", help="a folder of class folders, or tar shards")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--init", default="none", help="a DeiT's weights")
+    parser.add_argument("--recipe", default="tiny")
+    parser.add_argument("--core", help="reencoding or causal; by default what `stam train` takes")
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seeds", type=int, default=2, help="first locations of each image in the evaluation"
+    )
+    parser.add_argument("--glimpses", type=int, default=21)
+    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="results of experiments")
+    given = parser.parse_args()
+    config = get_recipe(given.recipe)
+    config = dataclasses.replace(
+        config,
+        init=given.init,
+        agent=dataclasses.replace(config.agent, core=given.core or default_core(given.device)),
+        data=dataclasses.replace(config.data, path=given.data, num_workers=given.workers),
+        training=dataclasses.replace(config.training, device=given.device, seed=given.seed),
+        teacher_training=dataclasses.replace(config.teacher_training, device=given.device),
+    )
+    began = time.monotonic()
+    fitted = fit(config, given.minutes)
+    chosen = fitted.choice.config
+    expected = fitted.expected(chosen)
+    for line in (*fitted.choice.reasons, fitted.note):
+        print(f"  {line}", flush=True)
+    print(f"looked and timed in {time.monotonic() - began:.0f} s; {chosen.agent.core} core, {given.device}")
+    print(
+        f"expected: {expected.agent:.0f} s for the agent, {expected.teacher:.0f} s for the teacher",
+        flush=True,
+    )
+    begun = time.monotonic()
+    agent = experiment.begin(chosen, given.out, given.recipe, splits=fitted.splits)
+    seconds = time.monotonic() - began
+    print(f"trained in {time.monotonic() - begun:.0f} s, {seconds:.0f} s in all", flush=True)
+    plan = EvaluationPlan(
+        num_seeds=given.seeds,
+        num_glimpses=given.glimpses,
+        num_workers=given.workers,
+        cost=False,
+        most_timed=0,
+    )
+    settings = {"seconds": seconds, "minutes": given.minutes, "core": chosen.agent.core}
+    found = evaluate(
+        agent, fitted.splits.val, plan, source=Path(given.data).name, name="own images", settings=settings
+    )
+    save_evaluation(found, given.out / "own-images.json")
+    head = ("", *map(str, (n for n in SHOWN if n <= given.glimpses)), "mean", "s")
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    print(row(f"own images, {chosen.agent.core}", list(found.accuracy.ensemble.top1.mean), seconds))
+    for file in given.beside:
+        for result in json.loads(file.read_text()):
+            print(row(f"{file.stem}: {result['name']}", result["mean"], result["seconds"]))
+
+
+if __name__ == "__main__":
+    main()
