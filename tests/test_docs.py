@@ -52,6 +52,9 @@ TOY_OPTIONS = {  # appended to a documented command, to make it small; nothing i
         *"--epochs 1 --batch-size 4 --warmup-epochs 0 --num-workers 0".split(),
     ],
     "evaluate": "--seeds 2 --glimpses 3".split(),
+    "predict imagenette-tiny": "--max-glimpses 2".split(),
+    "serve": "--port 0".split(),  # somebody may listen on the usual one
+    "train --resume --out runs/digits --epochs": "--epochs 2".split(),
 }
 
 
@@ -96,11 +99,16 @@ def toy_options(words: list[str]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/training.md", "docs/performance.md", "docs/zoo.md"])
+@pytest.mark.parametrize(
+    "file", ["README.md", "docs/training.md", "docs/performance.md", "docs/zoo.md", "docs/command-line.md"]
+)
 def test_documented_commands_work(file, workplace, monkeypatch):
     import uvicorn
 
-    served = []
+    from stam.cli import push
+
+    served, pushed = [], []
+    monkeypatch.setattr(push, "push", lambda *given: pushed.append(given) or "there")  # see test_hub.py
     monkeypatch.setattr(uvicorn, "run", lambda *args, **kwargs: served.append(args))
     monkeypatch.setattr(uvicorn.Server, "run", lambda *args, **kwargs: served.append(args))
     commands = documented_commands(file)
@@ -110,10 +118,11 @@ def test_documented_commands_work(file, workplace, monkeypatch):
         if command.startswith("torchrun "):
             run_together(words)
             continue
-        if "--resume" in words:
+        if words[0] == "train" and "--resume" in words:
             (workplace / words[words.index("--out") + 1] / "state.pt").unlink(missing_ok=True)
         cli.main([*words, *toy_options(words)])
-    assert not any("serve" in command for command in commands) or served
+    assert not any("stam serve" in command for command in commands) or served
+    assert not any("stam push" in command for command in commands) or pushed
 
 
 def run_together(words: list[str]) -> None:

@@ -186,7 +186,9 @@ class TestMoreEpochs:
         assert f"it was {rates[2]:.1e} and is {rates[3]:.1e} next" in said and rates[3] > rates[2] > rates[4]
         record = RunFolder.open(out).record()
         assert record["config"]["training"]["epochs"] == 5 and record["extended_from"] == (3,)
-        complaint = fails(capsys, "train", "--resume", "--out", out, "--epochs", "5")
+        run("train", "--resume", "--out", out, "--epochs", "5")  # as torchrun starts a job again
+        assert "the run has 5 epochs already" in capsys.readouterr().err
+        complaint = fails(capsys, "train", "--resume", "--out", out, "--epochs", "4")
         assert "has 5 epochs: give more" in complaint
         assert "leave out --seed" in fails(capsys, "train", "--resume", "--out", out, "--seed", "1")
 

@@ -20,6 +20,7 @@ COMMANDS = {  # name: what it does, and an example
     "predict": ("classify images glimpse by glimpse", "stam predict runs/digits image.png"),
     "serve": ("watch an agent look, in a browser", "stam serve runs/digits"),
     "export": ("one step of an agent as ONNX", "stam export runs/digits --out agent.onnx"),
+    "push": ("an agent to the Hugging Face hub", "stam push runs/digits me/digits"),
     "bench": ("how fast training and looking are here", "stam bench --json"),
     "prepare": ("turn a dataset's own layout into class folders", "stam prepare fmow SOURCE --out FOLDER"),
 }

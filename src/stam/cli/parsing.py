@@ -123,13 +123,14 @@ def in_one_line(complaint: str, how_to_see_all: str) -> str:
 
 
 def value_of(options: list[str], name: str) -> str | None:
-    """Returns the value of an option before all of them are parsed; none where it is not given."""
-    for position, option in enumerate(options):
+    """Returns the value of an option before all of them are parsed: the last one, or none."""
+    value = None
+    for option, following in zip(options, [*options[1:], None], strict=True):
         if option.startswith(f"{name}="):
-            return option.partition("=")[2]
-        if option == name and position + 1 < len(options):
-            return options[position + 1]
-    return None
+            value = option.partition("=")[2]
+        elif option == name:
+            value = following
+    return value
 
 
 def was_given(options: list[str], name: str) -> bool:

@@ -140,15 +140,17 @@ def extend(out: str | Path, command: str, epochs: int) -> str:
         epochs: Epochs in all.
 
     Raises:
-        RunError: It has as many or more.
+        RunError: It has more.
     """
     folder = reopen(out, command)
     part = "training" if command == "train" else "teacher_training"
     before = getattr(folder.config(), part)
-    if epochs <= before.epochs:
+    if epochs < before.epochs:
         raise RunError(
             f"the run in '{out}' has {before.epochs} epochs: give more with --epochs, or leave it out"
         )
+    if epochs == before.epochs:  # so that a command which extends a run can be started again
+        return f"the run has {epochs} epochs already"
     after = dataclasses.replace(before, epochs=epochs)
     with folder.locked():
         folder.extend({part: {"epochs": epochs}}, before.epochs)

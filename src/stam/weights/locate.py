@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from stam.errors import MissingPackageError, WeightsError, did_you_mean, require_package
+from stam.errors import WeightsError, did_you_mean
 from stam.weights.folder import CONFIG_FILE, MODEL_FILE, is_agent_folder, is_teacher_folder
+from stam.weights.hub import fetch
 
 NOTHING = "none"
 RUN_FILE = "run.json"  # what a run is; its folder is a run folder
@@ -53,7 +54,7 @@ def locate(source: str | Path) -> Path:
     if package is not None:
         return package_folder(package)
     if hub is not None:
-        return _from_hub(hub, MODEL_FILE)
+        return fetch(hub, MODEL_FILE)
     if not path.exists():
         raise WeightsError(
             f"no weights at '{source}': give a file, a run folder, package:NAME, hub:NAME, or none"
@@ -68,8 +69,8 @@ def find_agent(source: str | Path) -> FoundAgent:
     if package is not None:
         return FoundAgent(package, package_folder(package), home, None, is_borrowed=True)
     if hub is not None:
-        _from_hub(hub, CONFIG_FILE)
-        folder = _from_hub(hub, MODEL_FILE).parent
+        fetch(hub, CONFIG_FILE)
+        folder = fetch(hub, MODEL_FILE).parent
         return FoundAgent(hub.rpartition("/")[2], folder, home, None, is_borrowed=True)
     if not path.exists():
         known = ", ".join(name for name in package_names() if not is_teacher_folder(_ASSETS / name))
@@ -163,17 +164,3 @@ def _find_model(path: Path) -> Path | None:
 def _find_run(folder: Path) -> Path | None:
     """Returns the run folder that an agent's folder is, or lies in."""
     return next((place for place in (folder, folder.parent) if (place / RUN_FILE).is_file()), None)
-
-
-def _from_hub(name: str, file: str) -> Path:
-    wanted = f"bring the file {file} of '{name}' and pass its path"
-    try:
-        hub = require_package("huggingface_hub", extra="hub")
-    except MissingPackageError as error:
-        raise WeightsError(f"'hub:{name}' {error}; or {wanted}") from error
-    try:
-        return Path(hub.hf_hub_download(name, file))
-    except Exception as error:  # the hub's errors are many; all mean that the file is not to be had
-        raise WeightsError(
-            f"could not fetch '{name}' from the hub ({type(error).__name__}): {wanted}"
-        ) from error
