@@ -1,15 +1,17 @@
 """Trains systems of the zoo for some seconds each on one GPU; prints a table of all trained so far.
 
-    python experiments/zoo.py mnist.npz --seconds 200 --out runs/clutter --systems ram dram
+    python experiments/zoo.py mnist.npz --out runs/clutter --systems ram:150 dram:150
     python experiments/zoo.py 'imagenette-*.tar' --init deit_tiny.safetensors --out runs/imagenette
-    python experiments/zoo.py aid.tar --init deit_tiny.safetensors --seconds 60 --out runs/aid
+    python experiments/zoo.py aid.tar --init deit_tiny.safetensors --out runs/aid --agents runs/stam
 
 A short probe of every stage says how many epochs fit into the seconds. Weights after the last update are
 evaluated, so the test scenes select nothing. Photographs to train on lie on the GPU, digits are painted
 there. Every system is evaluated with its own policy and, where it has one, with the random policy;
-`stn-even` is STN's classifier without its sampler. OUT/NAME is a run that `stam evaluate` and `stam
-figures` take, OUT/NAME.json a result that `stam compare` takes. The table at the end has all results in
-OUT, those of earlier calls too.
+`stn-even` is STN's classifier without its sampler. Agents of ours are evaluated on the same scenes.
+
+OUT/NAME is a run that `stam evaluate`, `stam figures` and `stam serve` take, OUT/NAME.json a result that
+`stam compare` takes, OUT/NAME.png shows it looking at two scenes. The table has all results in OUT, those
+of earlier calls too. `experiments/zoo_tables.py` writes the tables and pictures of docs/zoo.md from them.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,11 +36,18 @@ from stam.data import (
     Subset,
     open_scenes,
 )
-from stam.evaluation import EvaluationPlan, evaluate, load_evaluation, save_evaluation
+from stam.evaluation import Evaluation, EvaluationPlan, evaluate, load_evaluation, save_evaluation
+from stam.evaluation.examples import collect_examples
+from stam.evaluation.scenes import SceneReader
 from stam.evaluation.timing import synchronise
 from stam.learning.loop import Place
+from stam.learning.optimisation import choose_device
 from stam.learning.runs import RunFolder
-from stam.weights.locate import NOTHING
+from stam.model.agent import Looker
+from stam.show.figures.scenes import story_of
+from stam.show.pictures import save_strip
+from stam.weights import load_agent
+from stam.weights.locate import NOTHING, find_agent
 from stam.zoo import SYSTEMS, System
 from stam.zoo.training import SystemLearner, ZooConfig, default_config, start, train_system, with_classes
 
@@ -140,13 +150,13 @@ def seconds_a_batch(config: ZooConfig, splits: Splits) -> float:
     return taken
 
 
-def train(name: str, given: argparse.Namespace) -> None:
+def train(name: str, seconds: float, given: argparse.Namespace) -> None:
     splits = given.opened
     config = configure(name, given, tuple(splits.train.classes))
     began = time.monotonic()
     each = seconds_a_batch(config, splits)
     an_epoch = max(len(splits.train) // config.training.batch_size, 1)
-    epochs = max(1, int(given.seconds / each / an_epoch)) if given.epochs is None else given.epochs
+    epochs = max(1, int(seconds / each / an_epoch)) if given.epochs is None else given.epochs
     config = dataclasses.replace(config, training=dataclasses.replace(config.training, epochs=epochs))
     print(
         f"{name}: {1000 * each:.2f} ms a batch of {config.training.batch_size}, {epochs} epochs; "
@@ -157,33 +167,53 @@ def train(name: str, given: argparse.Namespace) -> None:
     folder.write_record(name, config, splits.record)
     began = time.monotonic()
     system = train_system(folder, config, start(config), splits)
-    seconds = time.monotonic() - began
-    measure(name, system, config, given, {"seconds": seconds, "epochs": epochs})
+    measured = {"seconds": time.monotonic() - began, "epochs": epochs}
+    measure(name, system, config, given, measured | {"updates": epochs * an_epoch})
 
 
 def measure(name: str, system: System, config: ZooConfig, given: argparse.Namespace, more: dict) -> None:
+    settings = {"recipe": name, "seed": config.training.seed, "measured": more}
+    settings["config"] = json.loads(json.dumps(dataclasses.asdict(config)))
+    grey = config.system.grey or not system.backbones()
     for policy in system.policies:
-        plan = EvaluationPlan(
-            num_seeds=given.seeds,
-            policy=policy,
-            batch_size=256,
-            num_workers=given.workers,
-            cost=False,
-            precision="auto" if system.backbones() and config.system.grey is False else "float32",
-        )
-        result = evaluate(
-            system,
-            given.opened.val,
-            plan,
-            source=Path(given.data).name,
-            name=name if policy == "learned" else f"{name}, {policy}",
-            settings={"recipe": name, "seed": config.training.seed, "measured": more}
-            | {"config": json.loads(json.dumps(dataclasses.asdict(config)))},
-            progress=False,
-        )
-        suffix = "" if policy == "learned" else f"-{policy}"
-        save_evaluation(result, given.out / f"{name}{suffix}.json")
+        plan = plan_of(given, policy=policy, precision="float32" if grey else "auto")
+        title, suffix = (name, "") if policy == "learned" else (f"{name}, {policy}", f"-{policy}")
+        save_evaluation(evaluated(system, title, plan, settings, given), given.out / f"{name}{suffix}.json")
+    facts = system.facts
+    reader = SceneReader(
+        given.opened.val,
+        facts.image_size,
+        device=system.device,
+        mean=facts.mean,
+        std=facts.std,
+        progress=False,
+    )
+    examples = collect_examples(system, reader, 2, facts.most_glimpses, facts.policy)
+    save_strip([story_of(each) for each in examples], given.out / f"{name}.png")
     print(f"{name}: trained {more['seconds']:.0f} s; {line_of(given.out, name)}", flush=True)
+
+
+def measure_agent(path: Path, given: argparse.Namespace) -> None:
+    """Evaluates an agent of ours on the same scenes."""
+    agent = load_agent(find_agent(path).folder).to(given.device_used)
+    config = {"training": {}, "agent": json.loads(json.dumps(dataclasses.asdict(agent.config)))}
+    plan = plan_of(given, precision="auto", most_timed=0, low_resolution=False)
+    found = evaluated(agent.eval(), path.name, plan, {"recipe": "stam", "config": config}, given)
+    save_evaluation(found, given.out / f"{path.name}.json")
+
+
+def plan_of(given: argparse.Namespace, **settings: Any) -> EvaluationPlan:
+    shared = {"num_seeds": given.seeds, "batch_size": 256, "num_workers": given.workers, "cost": False}
+    return EvaluationPlan(**(shared | settings))
+
+
+def evaluated(
+    looker: System | Looker, name: str, plan: EvaluationPlan, settings: dict, given: argparse.Namespace
+) -> Evaluation:
+    source = Path(given.data).name
+    return evaluate(
+        looker, given.opened.val, plan, source=source, name=name, settings=settings, progress=False
+    )
 
 
 def line_of(out: Path, name: str) -> str:
@@ -211,13 +241,24 @@ HEAD = (
 )
 
 
+def parted(asked: str) -> tuple[str, str, str]:
+    """Splits NAME:SECONDS."""
+    return asked.partition(":")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("data", help="digits in an .npz file, a folder of class folders, or tar shards")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--systems", nargs="*", default=[*SYSTEMS], help=f"of {', '.join(SYSTEMS)}, {EVEN}")
+    parser.add_argument(
+        "--systems",
+        nargs="*",
+        default=[*SYSTEMS, EVEN],
+        help=f"of {', '.join(SYSTEMS)}, {EVEN}; NAME:SECONDS gives one its own time",
+    )
+    parser.add_argument("--agents", nargs="*", type=Path, default=[], help="runs of STAM to evaluate too")
     parser.add_argument("--seconds", type=float, default=60.0, help="of training, for each system")
     parser.add_argument("--epochs", type=int, help="epochs instead of seconds")
     parser.add_argument("--init", default=NOTHING, help="a DeiT-Tiny's weights, for systems on photographs")
@@ -233,13 +274,19 @@ def main() -> None:
     parser.add_argument("--set", type=json.loads, default={}, help='settings, such as {"location_std": 0.2}')
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    device = torch.device("cuda" if torch.cuda.is_available() and given.device == "auto" else "cpu")
-    given.opened = on_device(open_scenes(given.data), device, given.workers)
+    asked = [(name, float(seconds or given.seconds)) for name, _, seconds in map(parted, given.systems)]
+    unknown = [name for name, _ in asked if name not in (*SYSTEMS, EVEN)]
+    if unknown:
+        parser.error(f"unknown system '{unknown[0]}': allowed are {', '.join((*SYSTEMS, EVEN))}")
+    given.device_used = choose_device(given.device)
+    given.opened = on_device(open_scenes(given.data), given.device_used, given.workers)
     if given.limit is not None:
         chosen = np.linspace(0, len(given.opened.val) - 1, given.limit).astype(np.int64)
         given.opened = dataclasses.replace(given.opened, val=Subset(given.opened.val, chosen))
-    for name in given.systems:
-        train(name, given)
+    for name, seconds in asked:
+        train(name, seconds, given)
+    for path in given.agents:
+        measure_agent(path, given)
     print(f"\n| {' | '.join(HEAD)} |")
     print("|---|---|---|--:|--:|--:|--:|---|")
     for name in sorted(file.stem for file in given.out.glob("*.json")):

@@ -2,8 +2,8 @@
 
 A saliency map of the whole scene bends a sampling grid, so that salient parts are enlarged (section 3.1,
 equations 1 to 3); a classifier sees the bent scene once, at fewer pixels than the scene has. All is
-differentiable and trained by cross-entropy alone (section 3.2). The STAM paper's Table 1 calls it STN, as the
-authors of PatchDrop do, who ran it at 168 pixels (148 on fMoW).
+differentiable and trained by cross-entropy alone (section 3.2). The STAM paper's Table 1 calls it STN, as
+the authors of PatchDrop do, who ran it at 168 pixels (148 on fMoW).
 
 Departs from the paper:
 - without the random blur of the first epochs, which keeps the sampler from staying uniform on long
