@@ -142,8 +142,11 @@ def share_batch_norms(model: nn.Module) -> None:
 
 
 def global_mean(*values: Tensor) -> tuple[Tensor, ...]:
-    """Returns the mean of each tensor over the global batch, in one exchange; ranks hold equal parts."""
-    means = tuple(value.mean() for value in values)
+    """Returns the mean of each tensor over the global batch, in one exchange; ranks hold equal parts.
+
+    The batch is the last dimension; those before it stay.
+    """
+    means = tuple(value.mean(dim=-1) for value in values)
     if not is_distributed():
         return means
     together = torch.stack(means)

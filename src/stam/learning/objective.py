@@ -27,20 +27,20 @@ from stam.shapes import Float, Int
 _SMALLEST_DEVIATION = 1e-6  # equal rewards give zero, not a division by zero
 
 
-def feature_distance(
+def feature_distances(
     state: Float[Tensor, "batch features"], goal: Float[Tensor, "batch readout width"]
-) -> Tensor:
+) -> Float[Tensor, " batch"]:
     """Returns 1 - cosine between the agent's two features and the teacher's, which may have only one."""
     own = state.float().unflatten(1, (2, goal.shape[2]))  # (B, 2, D)
-    return 1 - F.cosine_similarity(own, goal.float(), dim=2).mean()
+    return 1 - F.cosine_similarity(own, goal.float(), dim=2).mean(dim=1)
 
 
-def normalise_rewards(rewards: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-    """Gives the rewards of one step zero mean and unit biased variance over the global batch."""
+def normalise_rewards(rewards: Float[Tensor, "*steps batch"]) -> Float[Tensor, "*steps batch"]:
+    """Gives the rewards of each step zero mean and unit biased variance over the global batch."""
     (mean,) = global_mean(rewards)
-    centred = rewards - mean
+    centred = rewards - mean[..., None]
     (variance,) = global_mean(centred.square())
-    return centred / variance.sqrt().clamp_min(_SMALLEST_DEVIATION)
+    return centred / variance[..., None].sqrt().clamp_min(_SMALLEST_DEVIATION)
 
 
 class ValueNormaliser(nn.Module):
@@ -63,21 +63,29 @@ class ValueNormaliser(nn.Module):
         self.register_buffer("mean", torch.zeros_like(to_come))
         self.register_buffer("second_moment", to_come)
 
-    def _deviation(self, k: int) -> Tensor:
-        variance = torch.addcmul(self.second_moment[k], self.mean[k], self.mean[k], value=-1)
-        return variance.clamp_min(_SMALLEST_DEVIATION**2).sqrt()
+    def _statistics(self, k: int | slice) -> tuple[Tensor, Tensor]:
+        """Returns mean and deviation of some steps, (..., 1)."""
+        mean = self.mean[k]
+        variance = torch.addcmul(self.second_moment[k], mean, mean, value=-1)
+        return mean[..., None], variance.clamp_min(_SMALLEST_DEVIATION**2).sqrt()[..., None]
 
-    def denormalise(self, values: Float[Tensor, " batch"], k: int) -> Float[Tensor, " batch"]:
-        """Turns the critic's output at step k into a return."""
-        return torch.addcmul(self.mean[k], self._deviation(k), values.double()).float()
+    def denormalise(
+        self, values: Float[Tensor, "*steps batch"], k: int | slice
+    ) -> Float[Tensor, "*steps batch"]:
+        """Turns the critic's output at step k, or at some steps, into returns."""
+        mean, deviation = self._statistics(k)
+        return torch.addcmul(mean, deviation, values.double()).float()
 
-    def normalise(self, targets: Float[Tensor, " batch"], k: int) -> Float[Tensor, " batch"]:
-        """Turns returns at step k into what the critic should output."""
-        return ((targets.double() - self.mean[k]) / self._deviation(k)).float()
+    def normalise(
+        self, targets: Float[Tensor, "*steps batch"], k: int | slice
+    ) -> Float[Tensor, "*steps batch"]:
+        """Turns returns at step k, or at some steps, into what the critic should output."""
+        mean, deviation = self._statistics(k)
+        return ((targets.double() - mean) / deviation).float()
 
     @torch.no_grad()
-    def update(self, targets: Float[Tensor, " batch"], k: int) -> None:
-        """Moves the statistics of step k towards those of the global batch of targets."""
+    def update(self, targets: Float[Tensor, "*steps batch"], k: int | slice) -> None:
+        """Moves the statistics of step k, or of some steps, towards those of the global batch of targets."""
         precise = targets.double()
         mean, second_moment = global_mean(precise, precise.square())
         self.mean[k].lerp_(mean, 1 - self.decay)
@@ -124,7 +132,6 @@ class Objective:
         labels: Int[Tensor, " batch"],
         target: TeacherOutput,
         values: ValueNormaliser | None = None,
-        ahead: Belief | None = None,
     ) -> Losses:
         """Returns the losses of one step (Algorithm 2 of the paper).
 
@@ -137,34 +144,34 @@ class Objective:
             labels: The class of each scene.
             target: What the teacher says of the whole scenes.
             values: Statistics of the critic's targets, for a learned policy; those of this step are updated.
-            ahead: The belief after the next glimpse, where it is known; by default the agent looks ahead.
         """
-        parts = self.classification(step.belief, labels, target.log_q)
-        if self.feature_weight > 0:
-            assert target.features is not None
-            parts["features"] = feature_distance(step.belief.state, target.features)
+        each = self.classification(step.belief, labels, target)
+        parts = {name: losses.mean() for name, losses in each.items()}
         if step.decision is not None and step.decision.log_probability is not None:
             if agent.critic is None or values is None:
                 raise StamError("learning where to look needs a critic: call agent.add_critic() first")
-            if ahead is None:
-                with torch.no_grad():  # the same drop-path masks: only the new glimpse makes a difference
-                    ahead = agent.believe(step.next_memory, step.drop_masks)
+            with torch.no_grad():  # the same drop-path masks: only the new glimpse makes a difference
+                ahead = agent.believe(step.next_memory, step.drop_masks)
             parts |= self.actor_critic(step, ahead, agent.critic, values, target.log_q)
         return Losses(self.total(parts), parts)
 
     def classification(
-        self, belief: Belief, labels: Int[Tensor, " batch"], log_q: Float[Tensor, "batch classes"]
-    ) -> dict[str, Tensor]:
-        """Returns L_sup (Eq. 2) and L_consist (Eq. 3)."""
+        self, belief: Belief, labels: Int[Tensor, " batch"], target: TeacherOutput
+    ) -> dict[str, Float[Tensor, " batch"]]:
+        """Returns L_sup (Eq. 2) and L_consist (Eq. 3) of each sample, and the distance of its features."""
         if self.consistency == "none":
-            return {"supervised": F.nll_loss(belief.log_probabilities(), labels)}
-        supervised = F.cross_entropy(belief.class_logits.float(), labels)
-        if self.consistency == "hard":
-            consistency = F.cross_entropy(belief.distill_logits.float(), log_q.argmax(dim=1))
+            losses = {"supervised": F.nll_loss(belief.log_probabilities(), labels, reduction="none")}
         else:
-            log_p = belief.distill_logits.float().log_softmax(dim=1)
-            consistency = kl_divergence(log_p, log_q).mean()  # the student on the left
-        return {"supervised": supervised, "consistency": consistency}
+            losses = {"supervised": F.cross_entropy(belief.class_logits.float(), labels, reduction="none")}
+            said = belief.distill_logits.float()
+            if self.consistency == "hard":
+                losses["consistency"] = F.cross_entropy(said, target.log_q.argmax(dim=1), reduction="none")
+            else:  # the student on the left
+                losses["consistency"] = kl_divergence(said.log_softmax(dim=1), target.log_q)
+        if self.feature_weight > 0:
+            assert target.features is not None
+            losses["features"] = feature_distances(belief.state, target.features)
+        return losses
 
     def actor_critic(
         self,

@@ -4,7 +4,7 @@ An episode is looked through twice: first glimpse by glimpse and without gradien
 policy looks; then in one pass with gradient, which gives every step's belief at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stam.errors import StamError
+from stam.learning.objective import Objective, ValueNormaliser, normalise_rewards
 from stam.model.agent import Looker
 from stam.model.belief import Belief
 from stam.model.episode import Step, rollout, sense_images
 from stam.model.policy import Policy, SampledPolicy
 from stam.model.randomness import Randomness
+from stam.model.teacher import TeacherOutput
 from stam.shapes import Float, Int
 
 
@@ -67,27 +70,116 @@ def explore(
     return Path(steps, torch.stack(locations, dim=1), memory)
 
 
+@dataclass(frozen=True)
+class Retraced:
+    """The steps of a path, taken again with gradient.
+
+    Attributes:
+        steps: Each step as it is with the agent's present weights.
+        beliefs: The belief after each glimpse; where the path goes on, one more than steps.
+    """
+
+    steps: list[Step]
+    beliefs: list[Belief]
+
+
 def retrace(
     agent: Looker,
     images: Float[Tensor, "batch channels height width"],
     path: Path,
     policy: Policy,
     drop_masks: Tensor | None,
-) -> list[tuple[Step, Belief | None]]:
-    """Takes the steps of a path again in one pass with gradient.
-
-    Returns:
-        Each step as it is with the agent's present weights, and the belief after the next glimpse, if there
-        was one: the look-ahead of one step is the next step.
-    """
+) -> Retraced:
+    """Takes the steps of a path again in one pass with gradient."""
     glimpses = agent.grid.cut(images, path.locations)
-    beliefs: Sequence[Belief] = agent.believe_all(glimpses, path.locations, drop_masks)
-    retraced: list[tuple[Step, Belief | None]] = []
-    for index, taken in enumerate(path.steps):
-        belief, decision = beliefs[index], taken.decision
+    beliefs = agent.believe_all(glimpses, path.locations, drop_masks)
+    steps = []
+    for taken, belief in zip(path.steps, beliefs, strict=False):
+        decision = taken.decision
         if decision is not None and decision.log_probability is not None:
             assert isinstance(policy, SampledPolicy)
             decision = policy.decided(decision.location, belief.state, taken.seen, taken.num_glimpses)
-        step = replace(taken, belief=belief, drop_masks=drop_masks, decision=decision)
-        retraced.append((step, beliefs[index + 1] if index + 1 < len(beliefs) else None))
-    return retraced
+        steps.append(replace(taken, belief=belief, drop_masks=drop_masks, decision=decision))
+    return Retraced(steps, beliefs)
+
+
+def path_losses(
+    objective: Objective,
+    agent: Looker,
+    path: Retraced,
+    labels: Int[Tensor, " batch"],
+    target: TeacherOutput,
+    values: ValueNormaliser | None,
+) -> dict[str, Float[Tensor, " steps"]]:
+    """Returns what `Objective.losses` gives after each step, but for the total, for all steps at once.
+
+    The look-ahead of a step is the next step. The last has no decision to learn from, unless the path goes
+    on.
+    """
+    steps = path.steps
+    times = len(steps)
+    features = None if target.features is None else target.features.repeat(times, 1, 1)
+    each = objective.classification(
+        _joined(path.beliefs[:times]),
+        labels.repeat(times),
+        TeacherOutput(target.log_q.repeat(times, 1), features),
+    )
+    losses = {name: rows.view(times, -1).mean(dim=1) for name, rows in each.items()}
+    decisions = [step.decision for step in steps if step.decision is not None]
+    log_probabilities = [each.log_probability for each in decisions if each.log_probability is not None]
+    if not log_probabilities:
+        return losses
+    if agent.critic is None or values is None:
+        raise StamError("learning where to look needs a critic: call agent.add_critic() first")
+    return losses | _actor_critic(
+        objective.num_glimpses,
+        torch.stack(log_probabilities),
+        path.beliefs[: len(log_probabilities) + 1],
+        agent.critic,
+        values,
+        target.log_q,
+    )
+
+
+def _actor_critic(
+    num_glimpses: int,
+    log_probabilities: Float[Tensor, "steps batch"],
+    beliefs: Sequence[Belief],
+    critic: Callable[[Tensor], Tensor],
+    values: ValueNormaliser,
+    log_q: Float[Tensor, "batch classes"],
+) -> dict[str, Float[Tensor, " steps"]]:
+    """Returns what `Objective.actor_critic` does for the first steps of an episode at once.
+
+    Args:
+        num_glimpses: Glimpses of a whole episode (T).
+        log_probabilities: Of the decision after each step.
+        beliefs: After each step, and after the glimpse that the last decision led to.
+        critic: The value function.
+        values: Statistics of the critic's targets; those of these steps are updated.
+        log_q: The teacher's distribution.
+    """
+    count = len(log_probabilities)
+    steps, valued = slice(0, count), min(count, num_glimpses - 2)  # no reward follows the last glimpse
+    value = torch.stack([critic(belief.state) for belief in beliefs[:count]])
+    with torch.no_grad():
+        rewards = -_joined(beliefs[1:]).divergence_from(log_q.repeat(count, 1)).view(count, -1)
+        targets = normalise_rewards(rewards)
+        next_values = value[1 : valued + 1]
+        if valued == count:  # the path goes on
+            next_values = torch.cat((next_values, critic(beliefs[count].state)[None]))
+        targets[:valued] += values.denormalise(next_values, slice(1, valued + 1))
+        values.update(targets, steps)
+        normalised = values.normalise(targets, steps)
+    error = normalised - value
+    return {
+        "actor": -(log_probabilities * error.detach()).mean(dim=1),
+        "critic": error.abs().mean(dim=1),
+        "reward": rewards.mean(dim=1),
+    }
+
+
+def _joined(beliefs: Sequence[Belief]) -> Belief:
+    """Returns the beliefs of several steps as one of many samples."""
+    parts = zip(*((each.state, each.class_logits, each.distill_logits) for each in beliefs), strict=True)
+    return type(beliefs[0])(*(torch.cat(part) for part in parts))

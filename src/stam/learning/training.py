@@ -229,22 +229,21 @@ class AgentLearner(Learner):
                 paths.append(one_pass.explore(self.looker, images, first, policy, self.random, count, whole))
                 self.on_progress(len(paths) / (3 * len(episodes)))  # the gradient takes the other thirds
             gains = self._try_locations(images, labels, taught, paths[-1]) if self.learns_gains else None
-        losses = []
+        totals, parts, retraced = [], {}, None
         with self._half_precision():
             for path in paths:
                 drop_masks = self.looker.sample_drop_path(len(images), self.random)
-                steps = one_pass.retrace(self.looker, images, path, policy, drop_masks)
-                losses += [
-                    self.objective.losses(self.looker, step, labels, taught, self.values, ahead)
-                    for step, ahead in steps
-                ]
-            total = torch.stack([each.total for each in losses]).mean()
-            parts = [each.parts for each in losses[-whole:]]
-            if gains is not None and self.looker.actor is not None:
-                actor = actor_loss(self.looker.actor, [step.belief for step, _ in steps], gains)
-                total, parts = total + actor, [*parts, {"actor": actor}]
+                retraced = one_pass.retrace(self.looker, images, path, policy, drop_masks)
+                parts = one_pass.path_losses(
+                    self.objective, self.looker, retraced, labels, taught, self.values
+                )
+                totals.append(self.objective.total({name: part.sum() for name, part in parts.items()}))
+            total = torch.stack(totals).sum() / sum(len(path.steps) for path in paths)
+            if gains is not None and self.looker.actor is not None and retraced is not None:
+                actor = actor_loss(self.looker.actor, retraced.beliefs, gains)
+                total, parts = total + actor, parts | {"actor": actor}
         self._update(total)
-        return [{name: part.detach() for name, part in each.items()} for each in parts]
+        return [{name: part.detach().mean() for name, part in parts.items()}]
 
     @property
     def learns_gains(self) -> bool:
