@@ -113,11 +113,13 @@ class TestListAndInfo:
         assert "no agent at 'imagenett'" in fails(capsys, "info", "imagenett")
 
     def test_a_run_that_has_saved_nothing(self, trained, tmp_path, capsys):
+        begun = tmp_path / "my run"
+        begun.mkdir()
         for name in ("run.json", "split.json"):
-            shutil.copy(trained / name, tmp_path / name)
-        run("info", tmp_path)
+            shutil.copy(trained / name, begun / name)
+        run("info", begun)
         said = capsys.readouterr()
-        assert "0 of 3 epochs" in said.out and f"next: stam train --resume --out {tmp_path}" in said.err
+        assert "0 of 3 epochs" in said.out and f"next: stam train --resume --out '{begun}'" in said.err
 
     def test_time_is_that_of_all_starts(self, trained, tmp_path):
         shutil.copytree(trained, tmp_path / "run")
