@@ -224,7 +224,9 @@ def trackers(monkeypatch):
     return told
 
 
-def test_metrics_go_to_trackers_when_asked_and_a_resumed_run_goes_on_there(trained, tmp_path, trackers):
+def test_metrics_go_to_trackers_when_asked_and_a_resumed_run_goes_on_there(
+    trained, tmp_path, trackers, capsys
+):
     out = tmp_path / "run"
     shutil.copytree(trained, out)
     run("train", "--resume", "--out", out, "--epochs", "4", "--wandb", "--mlflow")
@@ -238,6 +240,10 @@ def test_metrics_go_to_trackers_when_asked_and_a_resumed_run_goes_on_there(train
     run("train", "--resume", "--out", out, "--epochs", "5", "--wandb", "--mlflow")
     assert trackers.wandb[2]["id"] == "abc" and trackers.wandb[2]["resume"] == "allow"
     assert {"run_id": "xyz"} in trackers.mlflow
+    (out / "trackers.json").write_text("[1]")
+    with pytest.raises(SystemExit):
+        run("train", "--resume", "--out", out, "--epochs", "6", "--wandb")
+    assert "trackers.json' is damaged: delete it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
