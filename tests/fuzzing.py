@@ -37,6 +37,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import stam
+from stam.cli.settings_file import read_settings
 from stam.data import (
     SplitRecord,
     check_images,
@@ -52,6 +53,7 @@ from stam.errors import StamError
 from stam.evaluation import compare, load_evaluation, save_evaluation
 from stam.evaluation.examples import Example, load_examples, save_examples
 from stam.learning.experiment import recipe_of, reopen
+from stam.learning.overview import overview
 from stam.learning.recipes import get_recipe
 from stam.learning.runs import RunFolder, read_metrics, recorded_resize_size
 from stam.live.saving import load_session, save_session
@@ -104,6 +106,7 @@ def make_targets(folder: Path) -> dict[str, Target]:
         **_weights_targets(folder),
         **_image_targets(folder),
         **_shard_targets(folder),
+        **_list_targets(folder),
     }
 
 
@@ -162,10 +165,27 @@ def _run_targets(folder: Path, agent: stam.Agent) -> dict[str, Target]:
     def use_run() -> None:
         recorded_resize_size(find_agent(run.path), None)
         recipe_of(reopen(run.path, "train"))
+        overview(run.path)
+        read_settings(run.record_file, "train").over("tiny")
         run.config()
 
     remember("fuzz", 5, [1, 3])
+    timed, settings = RunFolder.create(folder / "timed"), folder / "mine.toml"
+    timed.write_record("tiny", get_recipe("tiny"), SplitRecord(("a", "b"), 2, 1, "x"))
+    for epoch in range(3):
+        timed.log({"epoch": epoch, "seconds": 2.0 * epoch}, "timing.jsonl")
+    settings.write_text('recipe = "tiny"\n[data]\npath = "x"\n[training]\nepochs = 3\nbase_lr = 1e-4\n')
     return {
+        "timing.jsonl": Target(
+            timed.path / "timing.jsonl",
+            functools.partial(_damage_lines, (timed.path / "timing.jsonl").read_text()),
+            lambda: overview(timed.path),
+        ),
+        "settings .toml": Target(
+            settings,
+            functools.partial(damage_bytes, settings.read_bytes()),
+            lambda: read_settings(settings, "train").over("tiny"),
+        ),
         "run.json": _json_target(run.record_file, use_run),
         "split.json": _json_target(split, lambda: load_record(split)),
         "metrics.jsonl": Target(
@@ -307,6 +327,19 @@ def _image_targets(folder: Path) -> dict[str, Target]:
                     _read_box(box)
 
     return targets | {"boxes of fMoW": _json_target(boxes, use_boxes)}
+
+
+def _list_targets(folder: Path) -> dict[str, Target]:
+    listed = folder / "list.csv"
+    rows = [f"image{index}.png,{'ab'[index % 2]},{'val' if index > 3 else 'train'}" for index in range(6)]
+    for index in range(6):
+        Image.new("RGB", (4, 4)).save(folder / f"image{index}.png")
+    sound = "\n".join(["path,label,split", *rows]).encode()
+    return {
+        "list of images .csv": Target(
+            listed, functools.partial(damage_bytes, sound), lambda: open_scenes(str(listed))
+        )
+    }
 
 
 def _shard_targets(folder: Path) -> dict[str, Target]:

@@ -113,11 +113,13 @@ class TestListAndInfo:
         assert "no agent at 'imagenett'" in fails(capsys, "info", "imagenett")
 
     def test_a_run_that_has_saved_nothing(self, trained, tmp_path, capsys):
+        begun = tmp_path / "my run"
+        begun.mkdir()
         for name in ("run.json", "split.json"):
-            shutil.copy(trained / name, tmp_path / name)
-        run("info", tmp_path)
+            shutil.copy(trained / name, begun / name)
+        run("info", begun)
         said = capsys.readouterr()
-        assert "0 of 3 epochs" in said.out and f"next: stam train --resume --out {tmp_path}" in said.err
+        assert "0 of 3 epochs" in said.out and f"next: stam train --resume --out '{begun}'" in said.err
 
     def test_time_is_that_of_all_starts(self, trained, tmp_path):
         shutil.copytree(trained, tmp_path / "run")
@@ -222,7 +224,9 @@ def trackers(monkeypatch):
     return told
 
 
-def test_metrics_go_to_trackers_when_asked_and_a_resumed_run_goes_on_there(trained, tmp_path, trackers):
+def test_metrics_go_to_trackers_when_asked_and_a_resumed_run_goes_on_there(
+    trained, tmp_path, trackers, capsys
+):
     out = tmp_path / "run"
     shutil.copytree(trained, out)
     run("train", "--resume", "--out", out, "--epochs", "4", "--wandb", "--mlflow")
@@ -236,6 +240,10 @@ def test_metrics_go_to_trackers_when_asked_and_a_resumed_run_goes_on_there(train
     run("train", "--resume", "--out", out, "--epochs", "5", "--wandb", "--mlflow")
     assert trackers.wandb[2]["id"] == "abc" and trackers.wandb[2]["resume"] == "allow"
     assert {"run_id": "xyz"} in trackers.mlflow
+    (out / "trackers.json").write_text("[1]")
+    with pytest.raises(SystemExit):
+        run("train", "--resume", "--out", out, "--epochs", "6", "--wandb")
+    assert "trackers.json' is damaged: delete it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

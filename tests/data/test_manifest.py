@@ -60,6 +60,7 @@ def test_paths_may_be_absolute_and_labels_missing(folder, tmp_path):
         ("path,label\n", "no images in .*list.csv"),
         ("path,label\n{image},a\n,b\n", "line 3 of .*list.csv has no path"),
         ("path,label\n{image},a\nb.png,\n", "line 3 of .*list.csv has no label"),
+        ('path,label\n{image},"a\nb"\n', "line 3 of .*list.csv has characters that cannot be shown"),
         ("path\n{image}\n", "line 2 of .*list.csv has no label"),
         ("path,label\n{image},a\nb.png,a\n{image},b\n", "lines 2 and 4 of .* name the same image"),
         ("path,label,split\n{image},a,trian\n", "line 2 of .*split 'trian' is unknown: did you mean 'train'"),

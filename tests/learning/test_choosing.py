@@ -14,7 +14,7 @@ from stam.errors import StamError
 from stam.learning import distributed, fitting
 from stam.learning.choosing import MOST_EFFORT, choose
 from stam.learning.expected_time import Cost, Speed, expected_time
-from stam.learning.experiment import require_batches
+from stam.learning.experiment import fitting_batch
 from stam.learning.fitting import fit
 from stam.learning.loop import Plan
 from stam.learning.recipes import get_recipe
@@ -56,7 +56,7 @@ def test_any_number_of_processes_can_share_the_batches(monkeypatch, num_processe
         (config.training.batch_size, alone.training.batch_size),
         (config.teacher_training.batch_size, alone.teacher_training.batch_size),
     ):
-        require_batches(num_images, chosen, "--batch-size")
+        assert fitting_batch(num_images, chosen, "--batch-size") == chosen
         assert chosen % num_processes == 0 and chosen > 0.6 * usual
     assert plan(num_images, config).num_batches() >= 1
 

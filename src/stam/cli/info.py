@@ -12,6 +12,7 @@ from torch import nn
 from stam.cli.parsing import next_command, parse
 from stam.config import to_plain
 from stam.errors import WeightsError
+from stam.learning.distributed import how_to_resume
 from stam.learning.overview import RunOverview, overview
 from stam.learning.progress import duration
 from stam.learning.recipes import RECIPES, get_recipe
@@ -177,7 +178,7 @@ def card_lines(folder: Path) -> dict[str, str]:
 def _what_next(agent: str, model: dict[str, Any] | None, training: RunOverview | None) -> str:
     if training is not None and training.epochs_done < training.epochs:
         command = "teacher" if training.kind == "teacher" else "train"
-        return f"stam {command} --resume --out {training.path}"
+        return how_to_resume(command, Path(training.path))
     if model is not None and model["kind"] == "teacher":
         return f"stam train path/to/images --teacher {agent} --out RUN"
     return f"stam evaluate {agent}" if training is not None else f"stam predict {agent} IMAGE"

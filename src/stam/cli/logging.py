@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stam.errors import require_package
+from stam.errors import FileError, require_package
 from stam.files import read_json, save_content
 from stam.learning.loop import MetricLogger
 from stam.learning.runs import RunFolder
@@ -116,7 +116,10 @@ def _flat(settings: Mapping[str, Any], where: str = "") -> list[tuple[str, Any]]
 
 def _ids(folder: Path) -> dict[str, str]:
     file = folder / _IDS_FILE
-    return read_json(file) if file.is_file() else {}
+    found = read_json(file) if file.is_file() else {}
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise FileError(f"'{file}' is damaged: delete it, and the run is begun anew there")
+    return found
 
 
 def _remember(folder: Path, tracker: str, name: str) -> None:

@@ -71,6 +71,8 @@ def _rows(file: Iterator[str], path: Path) -> Iterator[Row]:
         line = reader.line_num + 1
         if not place:
             raise DataError(f"line {line} of {path} has no path: fill it in or remove the line")
+        if not (label.isprintable() and place.isprintable()):
+            raise DataError(f"line {line} of {path} has characters that cannot be shown: remove them")
         if split and split not in SPLIT_NAMES:
             hint = did_you_mean(split, SPLIT_NAMES)
             raise DataError(f"line {line} of {path}: split '{split}' is unknown: {hint}")

@@ -9,6 +9,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -55,6 +56,16 @@ def can_be_captured() -> bool:
 def launcher() -> str:
     """Returns how this program was started, for commands that are shown."""
     return f"torchrun --nproc-per-node {world_size()} -m stam" if is_distributed() else "stam"
+
+
+def how_to_resume(command: str, run: Path) -> str:
+    """Returns the command line that goes on with a run, as it can be typed.
+
+    Args:
+        command: What the run was begun with, `train` or `teacher`.
+        run: The run folder.
+    """
+    return f"{launcher()} {command} --resume --out {shlex.quote(str(run))}"
 
 
 def was_restarted() -> bool:

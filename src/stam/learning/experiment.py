@@ -319,7 +319,7 @@ def _own_teacher(folder: RunFolder, config: RunConfig, student: Student, splits:
     inner.path.mkdir(exist_ok=True)
     if distributed.rank() == 0:
         print("no teacher given: fine-tuning one on the data first", file=sys.stderr)
-    how_to_resume = f"{distributed.launcher()} train --resume --out {folder.path}"
+    how_to_resume = distributed.how_to_resume("train", folder.path)
     # resumed in any case: what was logged before the first state was saved is taken back then
     return _finetune(inner, config, student, splits, True, (), how_to_resume)
 
@@ -342,6 +342,6 @@ def _finetune(
         splits.train,
         splits.val,
         resumed,
-        how_to_resume or f"{distributed.launcher()} teacher --resume --out {folder.path}",
+        how_to_resume or distributed.how_to_resume("teacher", folder.path),
         loggers,
     )

@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stam.files import parse_json
 from stam.learning.experiment import TEACHER, recipe_of
-from stam.learning.runs import RunFolder, read_metrics
+from stam.learning.runs import RunError, RunFolder, read_metrics
 from stam.weights.locate import RUN_FILE
 
 
@@ -64,8 +63,10 @@ def overview(path: str | Path) -> RunOverview:
     folder = RunFolder.open(path)
     record, split = folder.record(), folder.split()
     config, recipe = record["config"], recipe_of(folder)
-    kind = config.get("name") or ("teacher" if record["recipe"].startswith(TEACHER) else "agent")
-    how = config.get("teacher_training" if kind == "teacher" else "training", {})
+    kind = "teacher" if record["recipe"].startswith(TEACHER) else str(config.get("name", "agent"))
+    epochs = config.get("teacher_training" if kind == "teacher" else "training", {}).get("epochs", 0)
+    if type(epochs) is not int:
+        raise RunError(f"'{folder.record_file}' is damaged: epochs is {epochs!r:.40}")
     metrics = read_metrics(folder.metrics_file)
     scores = {line["epoch"] + 1: _score(line) for line in metrics if _score(line) is not None}
     best_epoch = max(scores, key=lambda epoch: scores[epoch] or 0.0) if scores else None
@@ -76,7 +77,7 @@ def overview(path: str | Path) -> RunOverview:
         data=folder.data_config().path,
         images={} if split is None else _counts(split.num_train, split.num_val, split.num_test),
         epochs_done=metrics[-1]["epoch"] + 1 if metrics else 0,
-        epochs=int(how.get("epochs", 0)),
+        epochs=epochs,
         best=None if best_epoch is None else scores[best_epoch],
         best_epoch=best_epoch,
         seconds=_seconds(folder.path / "timing.jsonl"),
@@ -98,8 +99,8 @@ def _score(metrics: dict[str, Any]) -> float | None:
 def _seconds(file: Path) -> float:
     """Returns the seconds of all starts; each counts from 0."""
     total = before = 0.0
-    for line in file.read_text().splitlines() if file.is_file() else ():
-        seconds = float(parse_json(line, f"'{file}'")["seconds"])
+    for line in read_metrics(file):
+        seconds = float(line.get("seconds", before))
         total += seconds - before if seconds >= before else seconds
         before = seconds
     return total

@@ -171,7 +171,7 @@ class RunFolder:
     def data_config(self) -> DataConfig:
         """Reads what the run was trained on, whatever was trained."""
         with self._naming_the_record():
-            return from_plain(DataConfig, self.record()["config"]["data"])
+            return from_plain(DataConfig, self.record()["config"].get("data", {}))
 
     def split(self) -> SplitRecord | None:
         """Reads which images train and which validate."""

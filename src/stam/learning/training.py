@@ -85,7 +85,7 @@ def train(
             config.data,
             "training",
             training.save_minutes,
-            f"{distributed.launcher()} train --resume --out {run.path}",
+            distributed.how_to_resume("train", run.path),
             loggers,
         )
     return learner.agent_to_use.eval()

@@ -231,7 +231,7 @@ def train_system(
     with only_one(folder):
         if resumed:
             restore(learner, folder)
-        how_to_resume = f"{distributed.launcher()} train --resume --out {folder.path}"
+        how_to_resume = distributed.how_to_resume("train", folder.path)
         run_loop(
             *(learner, folder, learner.plan, train_scenes, config.data, config.name),
             *(training.save_minutes, how_to_resume, loggers),
