@@ -164,11 +164,8 @@ def _odd_tensor(value: torch.Tensor, random: Random) -> Any:
         case 4:
             return value.to(random.choice(odd_types))
         case 5 if value.is_floating_point():
-            return torch.full_like(
-                value, random.choice((float("nan"), float("inf"), 1e30)), dtype=torch.float
-            ).to(
-                value.dtype  # half precision cannot be filled with 1e30, but turns it into infinity
-            )
+            filled = torch.full(value.shape, random.choice((float("nan"), float("inf"), 1e30)))
+            return filled.to(value.dtype)  # 1e30 is infinite in half precision
         case 6 if value.numel():
             return value.reshape(-1)[:1].expand(random.choice((2, 10**6, 10**12)))
         case 7:

@@ -14,7 +14,7 @@ from agents import randomise, tiny_config
 import stam
 from stam import files
 from stam.errors import FileError, StamError
-from stam.files import make_folder, recover, save_content, save_folder, write_atomically
+from stam.files import is_text, make_folder, recover, save_content, save_folder, shown, write_atomically
 from stam.weights import save_agent
 
 PACKAGE = Path(__file__).parent.parent / "src" / "stam"
@@ -268,3 +268,11 @@ def test_killed_while_an_agent_is_saved_it_is_the_old_or_the_new(tmp_path, agent
         if ended:
             break
     assert ended and set(states) == {0.123, agent.config.threshold}
+
+
+def test_names_that_are_not_text_are_written_as_on_a_terminal(tmp_path):
+    odd = os.fsdecode(b"caf\xe9.png")
+    assert shown(odd) == r"caf\udce9.png" and shown("grüße \ud800") == r"grüße \ud800"
+    assert is_text(Path("grüße")) and not is_text(Path(odd))
+    save_content(tmp_path / "page.html", f"<p>{odd}</p>")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == r"<p>caf\udce9.png</p>"

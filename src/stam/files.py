@@ -44,8 +44,8 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
 
 
 def save_content(path: str | Path, content: str | bytes) -> None:
-    """Writes text (as UTF-8) or bytes to a file, whole or not at all."""
-    encoded = content.encode() if isinstance(content, str) else content
+    """Writes text (as UTF-8, names of files as `shown` does) or bytes to a file, whole or not at all."""
+    encoded = shown(content).encode() if isinstance(content, str) else content
     write_atomically(path, lambda place: place.write_bytes(encoded))
 
 
@@ -146,6 +146,19 @@ def _finite(digits: str) -> float:
 
 def _refuse(number: str) -> float:
     raise ValueError(f"{number} is not a finite number")
+
+
+def is_text(name: str | Path) -> bool:
+    """Tells whether a file name is text: it may be any bytes."""
+    return shown(name) == str(name)
+
+
+def shown(name: str | Path) -> str:
+    r"""Returns a file name, or what names one, as text that can be written anywhere.
+
+    Bytes that are no text come as `\udce9`, as on the terminal.
+    """
+    return str(name).encode("utf-8", "backslashreplace").decode()
 
 
 def make_folder(folder: str | Path) -> None:

@@ -1,6 +1,7 @@
 """Run folders: who may train in one, and what is said of damaged files."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -139,3 +140,9 @@ def test_a_state_that_lacks_a_part_is_damaged(run):
     run.save_state(whole)
     restore(made, run)
     assert made.position == (0, 1) and made.best == 0.5
+
+
+def test_a_run_whose_weights_could_not_be_read_is_not_begun(tmp_path):
+    with pytest.raises(RunError, match=r"run\\udce9' is not UTF-8: name another folder"):
+        RunFolder.create(tmp_path / os.fsdecode(b"run\xe9"))
+    assert not list(tmp_path.iterdir())

@@ -1,6 +1,7 @@
 import asyncio
 import copy
 import io
+import os
 import socket
 import time
 
@@ -352,3 +353,16 @@ def test_an_agent_that_says_nonsense_is_not_served(web_agent):
         body = cut(scene_pixels(), (0, 0)).tobytes()
         answer = client.post(f"/api/sessions/{key}/glimpses?num_glimpses=0", content=body, headers=RAW)
         assert answer.status_code >= 400 and "not numbers" in answer.json()["error"]
+
+
+def test_names_of_images_may_be_any_bytes(web_agent, tmp_path):
+    odd = tmp_path / os.fsdecode(b"caf\xe9.png")
+    odd.write_bytes(b"no image")
+    scenes = sample_scenes(web_agent.facts, tmp_path)
+    service = Service(web_agent, str(odd), scenes=scenes)
+    with RunningServer(service) as url, httpx.Client(base_url=url, timeout=30) as client:
+        (scene,) = client.get("/api/scenes").json()
+        assert scene["name"] == r"caf\udce9.png"
+        assert client.get("/api/agent").json()["name"].endswith(r"caf\udce9.png")
+        answer = client.get("/api/scenes/0")
+        assert answer.status_code == 422 and r"caf\udce9.png" in answer.json()["error"]

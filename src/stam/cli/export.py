@@ -7,6 +7,7 @@ import tyro
 
 from stam.cli.parsing import next_command, parse
 from stam.errors import StamError, require
+from stam.files import is_text, shown
 from stam.integrations.onnx import TOLERANCE, check_parity, export_onnx
 from stam.weights import load
 
@@ -31,6 +32,7 @@ def run(arguments: list[str]) -> None:
     given = parse(Arguments, "export", arguments)
     require(given.episodes >= 0, f"--episodes must be 0 or more, got {given.episodes}")
     require(given.out.suffix == ".onnx", f"--out '{given.out}' must end in .onnx")
+    require(is_text(given.out), f"--out '{shown(given.out)}' is not UTF-8: name another file")
     require(given.out.absolute().parent.is_dir(), f"--out '{given.out}' is in a folder that does not exist")
     agent = load(given.agent)
     export_onnx(agent, given.out)

@@ -28,7 +28,7 @@ import torch
 from stam.config import from_plain, to_plain
 from stam.data import SplitRecord, load_record, save_record
 from stam.errors import ConfigError, FileError, StamError, require
-from stam.files import make_folder, parse_json, read_json, save_content, write_atomically
+from stam.files import is_text, make_folder, parse_json, read_json, save_content, shown, write_atomically
 from stam.learning.distributed import job, was_restarted
 from stam.settings import DataConfig, RunConfig
 from stam.weights.locate import RUN_FILE, FoundAgent
@@ -88,6 +88,8 @@ class RunFolder:
         run = cls(path)
         if run.path.is_file():
             raise RunError(f"--out '{path}' is a file: name a folder")
+        if not is_text(path):  # weights could be saved there, but not read
+            raise RunError(f"--out '{shown(path)}' is not UTF-8: name another folder")
         names = {file.name for file in run.path.iterdir()} if run.path.is_dir() else set()
         if not all(name in ("split.json", ".lock", ".job") or name.endswith(".writing") for name in names):
             raise RunError(

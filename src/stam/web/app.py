@@ -20,6 +20,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
 from stam.errors import StamError
+from stam.files import shown
 from stam.live import (
     AllSeenError,
     OutOfStepError,
@@ -102,7 +103,7 @@ class SceneService:
     """What services of any kind share: a name, limits, sample scenes, and care with what strangers send."""
 
     def __init__(self, name: str, limits: Limits | None, scenes: Sequence[SampleScene]) -> None:
-        self.name, self.limits, self.scenes = name, limits or Limits(), list(scenes)
+        self.name, self.limits, self.scenes = shown(name), limits or Limits(), list(scenes)
         self._num_uploads = 0
         self._decoder = asyncio.Semaphore(1)
 
@@ -294,7 +295,7 @@ def guarded_app(service: SceneService, hosts: Sequence[str], max_bytes: int, **a
 
 def _add_error_handlers(app: FastAPI, service: SceneService) -> None:
     def answer(code: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-        return JSONResponse({"error": message}, code, headers)
+        return JSONResponse({"error": shown(message)}, code, headers)
 
     @app.exception_handler(StarletteHTTPException)
     async def http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:

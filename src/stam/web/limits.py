@@ -1,5 +1,6 @@
 """How much a client may ask of the service, and what holds it to that."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
@@ -105,6 +106,28 @@ class SameOrigin:
             await refuse(send, 403, "requests from pages of other sites are not answered")
         else:
             await self.app(scope, receive, send)
+
+
+class AnswerWhenStopped:
+    """Answers requests that are cut off when the service stops: uvicorn prints a traceback for each."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Passes the request on; whoever is still waiting at the end is told."""
+        answered = False
+
+        async def noting(message: Message) -> None:
+            nonlocal answered
+            answered = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting)
+        except asyncio.CancelledError:
+            if scope["type"] == "http" and not answered:
+                await refuse(send, 503, "the service is stopping: ask again later")
 
 
 async def refuse(send: Send, code: int, message: str) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 from stam.data import ClutteredDigits, decode_image
 from stam.data.folder import image_files
 from stam.errors import DataError
+from stam.files import shown
 from stam.model.looker import Facts
 from stam.scene.pixels import prepare_for_evaluation
 from stam.shapes import UInt8
@@ -131,5 +132,5 @@ def _folder_scenes(facts: Facts, folder: Path, resize_size: int | None) -> list[
     for name in dict.fromkeys(chosen if len(names) > MAX_SAMPLES else names):
         path = Path(name)
         label = path.parent.name if path.parent.name in facts.labels else None
-        scenes.append(SampleScene(name, label, loader(folder / path)))
+        scenes.append(SampleScene(shown(name), label, loader(folder / path)))
     return scenes

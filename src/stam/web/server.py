@@ -9,6 +9,7 @@ import uvicorn
 
 from stam.errors import StamError, require
 from stam.web.app import OWN_NAMES, SceneService
+from stam.web.limits import AnswerWhenStopped
 from stam.web.memory import keep_large_blocks_apart, return_freed_memory
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -53,7 +54,7 @@ def build_server(service: SceneService, hosts: Sequence[str] = OWN_NAMES, **sett
     """
     defaults: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": 2}
     config = uvicorn.Config(
-        service.app(hosts),
+        AnswerWhenStopped(service.app(hosts)),
         limit_concurrency=service.limits.max_connections,
         **(defaults | settings),
     )

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stam.errors import WeightsError
+from stam.files import is_text, shown
 
 StateDict = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
@@ -45,6 +46,7 @@ def read_state_dict(source: Source) -> StateDict:
 
 def read_shapes(path: Path) -> Shapes:
     """Reads the shape of every tensor of a `.safetensors` file from its header, and none of the numbers."""
+    _require_text(path)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -97,6 +99,11 @@ def named(source: Source) -> str:
     return "the state dict" if isinstance(source, Mapping) else f"'{source}'"
 
 
+def _require_text(path: Path) -> None:
+    if path.suffix == ".safetensors" and not is_text(path):  # that library opens no other
+        raise WeightsError(f"the path of the weights '{shown(path)}' is not UTF-8: rename it")
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise WeightsError(f"'{path}' is a folder: give the weights file in it")
@@ -104,6 +111,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise WeightsError(f"no weights file '{path}': check the path")
     if not path.is_file():
         raise WeightsError(f"'{path}' is not a regular file: give a weights file")
+    _require_text(path)
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
