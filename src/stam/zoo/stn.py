@@ -47,7 +47,7 @@ class StnConfig(SystemConfig):
     num_glimpses: int = 1
     backbone: str = "deit-tiny"
 
-    clutter: ClassVar[dict[str, Any]] = {"sampled_size": 24, "saliency_size": 30, "backbone": "conv"}
+    clutter: ClassVar[dict[str, Any]] = {"sampled_size": 16, "saliency_size": 30, "backbone": "conv"}
 
 
 class Stn(System):
