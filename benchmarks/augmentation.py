@@ -20,7 +20,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from stam.data.augment import Augment
-from stam.evaluation.timing import in_turn
+from stam.learning.timing import in_turn
 from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD
 from stam.settings import AugmentConfig
 

@@ -19,10 +19,10 @@ import torch
 
 import stam
 from stam.evaluation import multiply_adds
-from stam.evaluation.timing import in_turn, median_ratio
 from stam.fast import prepare
 from stam.fast.cuda_graph import GraphedLook
 from stam.learning.optimisation import autocast
+from stam.learning.timing import in_turn, median_ratio
 from stam.live import Session
 from stam.model.agent import Looker
 

@@ -32,10 +32,10 @@ from torch import Tensor
 from stam.config import CORES, AgentConfig
 from stam.errors import StamError
 from stam.evaluation.speed import make_learner
-from stam.evaluation.timing import synchronise
 from stam.learning import distributed
 from stam.learning.loop import Place
 from stam.learning.optimisation import choose_device
+from stam.learning.timing import synchronise
 from stam.learning.training import AgentLearner
 from stam.settings import ACTOR_OBJECTIVES, RunConfig, TrainingConfig
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import stam
-from stam.evaluation.timing import in_turn
+from stam.learning.timing import in_turn
 from stam.live import SessionPool
 
 

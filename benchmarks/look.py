@@ -19,8 +19,8 @@ from collections.abc import Callable
 import torch
 
 import stam
-from stam.evaluation.timing import in_turn, median_ratio
 from stam.fast import prepare
+from stam.learning.timing import in_turn, median_ratio
 
 NAMES = ("look", "prepared", "plain", "forwards")
 

@@ -28,9 +28,9 @@ import torch
 from stam.config import AgentConfig
 from stam.data import RawBatch
 from stam.evaluation.speed import make_learner, random_batch
-from stam.evaluation.timing import synchronise
 from stam.learning.loop import Place, load_batches
 from stam.learning.recipes import get_recipe
+from stam.learning.timing import synchronise
 from stam.learning.training import plan
 from stam.settings import DataConfig, RunConfig, TrainingConfig
 

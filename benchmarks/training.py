@@ -37,8 +37,8 @@ from stam.evaluation.speed import (
     random_batch,
     training_speed,
 )
-from stam.evaluation.timing import synchronise
 from stam.learning.loop import Place
+from stam.learning.timing import synchronise
 from stam.learning.training import AgentLearner
 from stam.settings import ACTOR_OBJECTIVES, RunConfig, TrainingConfig
 

@@ -39,10 +39,10 @@ from stam.data import (
 from stam.evaluation import Evaluation, EvaluationPlan, evaluate, load_evaluation, save_evaluation
 from stam.evaluation.examples import collect_examples
 from stam.evaluation.scenes import SceneReader
-from stam.evaluation.timing import synchronise
 from stam.learning.loop import Place
 from stam.learning.optimisation import choose_device
 from stam.learning.runs import RunFolder
+from stam.learning.timing import synchronise
 from stam.model.agent import Looker
 from stam.show.figures.scenes import story_of
 from stam.show.pictures import save_strip

@@ -12,7 +12,7 @@ from images import make_image_folder
 
 import stam
 from stam.cli import main
-from stam.evaluation import examples_path, load_evaluation, runs
+from stam.evaluation import examples_path, load_evaluation, load_examples, mistakes_path, runs
 from stam.weights import save_agent
 
 TINY = (
@@ -20,7 +20,7 @@ TINY = (
     " --num-glimpses 2 --epochs 1 --batch-size 4 --num-workers 0 --teacher-training.epochs 1"
     " --teacher-training.batch-size 6 --teacher-training.warmup-epochs 0 --init none --device cpu"
 ).split()
-QUICK = ["--seeds", "2", "--no-cost", "--batch-size", "8"]
+QUICK = ["--seeds", "2", "--no-cost", "--no-figures", "--batch-size", "8"]
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +52,15 @@ def stam_refuses(capsys, *arguments) -> str:
 def test_evaluate_leaves_its_result_in_the_run(home, capsys):
     out, err = stam_says(capsys, "evaluate", home / "a", *QUICK, "--examples", "1")
     assert "20 scenes of data, learned policy, 2 seeds" in out
-    assert "teacher, whole image" in out and "time saved" in out
+    assert "teacher, whole image" in out and "95% interval" in out
+    assert "AT CHANCE" in out and "with early exit         not reported" in out and "time saved" not in out
+    assert "weakest classes" in out and "most confused" in out and "worst mistake           val/" in out
     assert f"next: stam figures {home / 'a'}" in err
     found = load_evaluation(home / "a" / "evaluation.json")
     assert found.name == "a" and found.settings["recipe"] == "test" and found.data.classes == CLASSES
     assert found.whole_image is not None and (home / "a" / "examples.npz").is_file()
+    kept = load_examples(mistakes_path(home / "a" / "evaluation.json"))
+    assert [each.label for each in kept] == [each.label for each in found.answers.mistakes]
 
 
 def test_evaluate_prints_json(home, capsys):
@@ -161,6 +165,7 @@ def test_figures_draws_everything(home, capsys, sketched):
     assert (home / "a" / "report.html").read_text().startswith("<!doctype html>")
     names = {path.name for path in (home / "a" / "figures").iterdir()}
     assert {"accuracy.png", "locations.png", "trajectory-1.png", "trajectory-1.gif", "policy-1.png"} <= names
+    assert {"confusion.png", "mistakes.png"} <= names
     assert len(printed["figures"]) == len(names) and printed["report"].endswith("report.html")
     assert "next: stam compare" in err
 
@@ -184,6 +189,7 @@ def test_compare_evaluates_what_was_not(home, capsys, monkeypatch, sketched):
     out, err = stam_says(capsys, "compare", home / "a", home / "b", "--out", *outs)
     assert "b was not evaluated yet" in err and "next: stam serve" in err
     assert out.startswith("| Method |") and out.strip() == outs[1].read_text().strip()
+    assert "sign-flip test" in out and "| Random policy, seed 1 | Learned policy, seed 0 | " in out
     assert outs[0].read_text().startswith("<!doctype html>") and "Random policy" in out
     assert json.loads(outs[3].read_text())["format"] == "stam-comparison"
     out, _ = stam_says(

@@ -248,9 +248,9 @@ def test_a_result_round_trips_through_json(tmp_path):
 def test_the_schema_is_stable():
     """Programs read these names; a change needs a new version and a word in docs/evaluation.md."""
     values = json.loads(full_evaluation().to_json())
-    assert (values["format"], values["version"]) == ("stam-evaluation", "1.3")
+    assert (values["format"], values["version"]) == ("stam-evaluation", "1.4")
     assert sorted(values) == [
-        *("accuracy", "calibration", "cost", "data", "early_exit", "format", "grid"),
+        *("accuracy", "answers", "calibration", "cost", "data", "early_exit", "format", "grid"),
         *("image_size", "locations", "name"),
         *(
             "num_glimpses",
@@ -266,7 +266,10 @@ def test_the_schema_is_stable():
         *("whole_image", "whole_to_attend", "whole_to_classify"),
     ]
     assert sorted(values["accuracy"]) == ["class_head", "distill_head", "ensemble"]
-    assert sorted(values["accuracy"]["ensemble"]["top5"]) == ["mean", "per_seed", "std"]
+    assert sorted(values["accuracy"]["ensemble"]["top5"]) == ["high", "low", "mean", "per_seed", "std"]
+    assert sorted(values["answers"]) == [
+        *("chance", "confusion", "early_exit", "mistakes", "per_class", "right")
+    ]
     assert sorted(values["early_exit"]) == ["calibrated", "fit", "timing", "uncalibrated"]
     assert sorted(values["cost"]["latency"][0]) == [
         *("batch_size", "cumulative_ms", "device", "per_step_ms", "repeats", "threads")
@@ -276,9 +279,10 @@ def test_the_schema_is_stable():
 def test_results_of_earlier_versions_are_read():
     values = json.loads(full_evaluation().to_json())
     del values["image_size"], values["whole_to_attend"], values["whole_to_classify"]  # new in 1.3
+    del values["answers"]  # new in 1.4
     assert Evaluation.from_json(json.dumps(values | {"version": "1.0"})).policy == "learned"
     assert Evaluation.from_json(json.dumps(values | {"version": "1.2"})) == dataclasses.replace(
-        full_evaluation(), version="1.2"
+        full_evaluation(), version="1.2", answers=None
     )
     older = values | {"version": "1.1", "handover": 8, "mirrored": False}
     assert Evaluation.from_json(json.dumps(older)).policy == "learned:8"

@@ -1,5 +1,6 @@
 """Every picture draws, says what its axes are, and fits a light and a dark page."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,13 @@ from made_up import made_up
 
 import stam
 from stam.evaluation import collect_examples, compare, reader_for
+from stam.evaluation.results import Confusion, PerClass
 from stam.scene.grid import Grid
 from stam.show.figures import (
     DARK,
     LIGHT,
+    answer_figures,
+    answers,
     comparison_figures,
     comparisons,
     curves,
@@ -94,6 +98,35 @@ def test_pictures_of_scenes(evaluation, examples):
     )
     assert scenes.policy_maps(without[0]) is None
     assert scenes.map_counts(without[0]) == [] and scenes.map_counts(examples[0]) == [1, 2, 3, 5, 8]
+
+
+def test_the_confusion_matrix_shows_all_classes_or_the_most_confused(evaluation):
+    figure = answer_figures(evaluation)["confusion"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(evaluation.data.classes)
+    assert answers.confusion(made_up()) is None  # an earlier result
+    many = tuple(f"class {number}" for number in range(200))
+    cells = [(number, number, 5) for number in range(200)] + [(150, 7, 3), (151, 8, 2), (152, 9, 1)]
+    counts = Confusion((8,) * 200, tuple(sorted(cells)))
+    per_class = PerClass((8,) * 200, *((0.5,) * 200,) * 3)
+    large = replace(
+        evaluation,
+        data=replace(evaluation.data, classes=many),
+        answers=replace(
+            evaluation.answers, confusion=counts, early_exit=counts, per_class=per_class, mistakes=()
+        ),
+    )
+    assert answers.shown_classes(large, most=4) == [7, 8, 150, 151]
+    figure = answers.confusion(large)
+    assert "the 6 most confused of 200 classes" in figure.axes[0].get_title()
+    assert figure.axes[0].images[0].get_array()[3, 0] == pytest.approx(100 * 3 / 8)
+
+
+def test_mistakes_are_drawn_with_their_glimpses(evaluation, examples):
+    figure = answer_figures(evaluation, examples[:2])["mistakes"]
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["the scene", "1", "2", "3", "5", "8", "12"] * 2
+    path = figure.axes[0].lines[0]
+    assert len(path.get_xdata()) == 8  # the first eight looks
 
 
 def test_long_names_are_cut():

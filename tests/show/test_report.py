@@ -62,8 +62,8 @@ def test_the_page_needs_nothing_from_anywhere(text):
 
 def test_the_page_has_every_picture_for_both_themes(text):
     page = Page(text)
-    assert page.count("figure") == page.count("picture") == 11
-    assert page.count("source", media="(prefers-color-scheme: dark)") == 11
+    assert page.count("figure") == page.count("picture") == 10
+    assert page.count("source", media="(prefers-color-scheme: dark)") == 10
     light = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)"', text)
     dark = re.findall(r'srcset="data:image/svg\+xml;base64,([^"]+)"', text)
     assert all(b"<svg" in base64.b64decode(each) for each in light + dark)

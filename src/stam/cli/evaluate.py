@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import tyro
@@ -10,10 +11,20 @@ from stam.cli.agents import names_agent
 from stam.cli.parsing import next_command, parse, split_positionals
 from stam.cli.processes import processes
 from stam.errors import require
-from stam.evaluation import Evaluation, EvaluationPlan, evaluate_run
+from stam.evaluation import (
+    Evaluation,
+    EvaluationPlan,
+    evaluate_run,
+    figures_folder,
+    load_examples,
+    mistakes_path,
+)
+from stam.evaluation.intervals import LEVEL
 from stam.evaluation.opening import EVALUATION_FILE
 from stam.learning import distributed
 from stam.weights.locate import find_home
+
+_NUM_WEAKEST, _NUM_CONFUSED = 5, 3
 
 
 @dataclass(frozen=True)
@@ -38,11 +49,15 @@ class Arguments:
         batch_size: Scenes at once.
         workers: Processes that load images.
         device: auto, cpu, cuda or cuda:1.
-        precision: Of the transformer: float32, bfloat16, or auto (bfloat16 on a GPU).
+        precision: Of the transformer: float32, bfloat16, or auto: bfloat16 for an agent on a GPU, else
+            float32.
         fast: Use packed weights, fused kernels and CUDA graphs; --no-fast runs the plain modules.
         low_resolution: Show the teacher the whole image at low resolution too, as a competitor.
         cost: Count multiply-adds and measure latency.
         examples: Scenes to keep for pictures, glimpse by glimpse.
+        mistakes: Wrong answers to keep, those of highest confidence.
+        figures: Draw confusion.png and mistakes.png into the folder that stam figures fills, where matplotlib
+            is installed.
         out: Where the result goes; into the run folder by default, or into NAME-results for an agent that
             ships or comes from the hub.
         json: Print the whole result as JSON (docs/evaluation.md).
@@ -67,6 +82,8 @@ class Arguments:
     low_resolution: bool = True
     cost: bool = True
     examples: int = 6
+    mistakes: int = 8
+    figures: bool = True
     out: Path | None = None
     json: bool = False
 
@@ -89,7 +106,8 @@ def run(arguments: list[str]) -> None:
         if distributed.rank() != 0:
             return
         print(evaluation.to_json() if given.json else summary(evaluation))
-        print(f"\nwrote {path}", file=sys.stderr)
+        drawn = draw(evaluation, path, find_home(given.run)) if given.figures else []
+        print(f"\nwrote {', '.join(map(str, (path, *drawn)))}", file=sys.stderr)
         if path.name == EVALUATION_FILE and path.parent == find_home(given.run):
             next_command(f"stam figures {given.run}")
         else:
@@ -112,7 +130,8 @@ def with_data(arguments: list[str]) -> list[str]:
 def plan_of(given: Arguments) -> EvaluationPlan:
     """Returns what the arguments say to measure."""
     require(given.seeds >= 1, f"--seeds must be at least 1, got {given.seeds}")
-    require(given.examples >= 0, f"--examples must be 0 or more, got {given.examples}")
+    for name, count in (("examples", given.examples), ("mistakes", given.mistakes)):
+        require(count >= 0, f"--{name} must be 0 or more, got {count}")
     return EvaluationPlan(
         num_seeds=given.seeds,
         num_glimpses=given.glimpses,
@@ -124,6 +143,7 @@ def plan_of(given: Arguments) -> EvaluationPlan:
         budget=given.budget,
         low_resolution=given.low_resolution,
         cost=given.cost,
+        num_mistakes=given.mistakes,
         precision=given.precision,
         fast=given.fast,
     )
@@ -138,27 +158,18 @@ def summary(evaluation: Evaluation) -> str:
         f"{evaluation.name}: {data.num_scenes:,} scenes of {data.source}, {evaluation.way_of_looking}, "
         f"{len(evaluation.seeds)} seeds, {evaluation.glimpse_name}",
         "",
-        "glimpses   pixels  scene %     top-1 %   (std)   top-5 %" + ("   low-res top-1 %" if low else ""),
+        f"glimpses   pixels  scene %   top-1 %   {LEVEL:.0%} interval   top-5 %"
+        + ("   low-res top-1 %" if low else ""),
     ]
     for n in _few(evaluation.num_glimpses):
-        line = f"{n:8d} {evaluation.pixels[n - 1]:8,d} {100 * evaluation.share[n - 1]:8.1f}  "
-        line += f"{100 * top1.mean[n - 1]:10.2f} {100 * top1.std[n - 1]:7.2f} {100 * top5.mean[n - 1]:9.2f}"
+        line = f"{n:8d} {evaluation.pixels[n - 1]:8,d} {100 * evaluation.share[n - 1]:8.1f} "
+        interval = f"{100 * top1.low[n - 1]:.2f} to {100 * top1.high[n - 1]:.2f}"
+        line += f"{100 * top1.mean[n - 1]:9.2f} {interval:>14} {100 * top5.mean[n - 1]:9.2f}"
         lines.append(line + (f" {100 * low[n - 1].top1:17.2f}" if low else ""))
     lines.append("")
     if evaluation.whole_image is not None:
         lines.append(f"teacher, whole image    {100 * evaluation.whole_image.top1:.2f} %")
-    fit, timing = evaluation.early_exit.fit, evaluation.early_exit.timing
-    reached = "" if fit.reached else f" (the {fit.goal} asked for could not be reached)"
-    lines.append(
-        f"with early exit         {100 * fit.reported.accuracy:.2f} % with {fit.reported.mean_glimpses:.2f} "
-        f"glimpses on average, threshold {fit.threshold:.4f}{reached}"
-    )
-    if timing is not None:
-        lines.append(
-            f"time saved              {100 * timing.time_saved:.0f} % ({timing.all_seconds:.2f} s to "
-            f"{timing.early_seconds:.2f} s for {timing.num_scenes} scenes on {timing.device}); "
-            f"glimpses saved {100 * timing.glimpses_saved:.0f} %"
-        )
+    lines += _answers(evaluation) + _early_exit(evaluation)
     found = evaluation.calibration
     lines.append(
         f"calibration             temperature {found.temperature:.3f}, error {100 * found.before.ece:.2f} % "
@@ -174,6 +185,66 @@ def summary(evaluation: Evaluation) -> str:
             f"({cost.latency[0].device})"
         )
     return "\n".join(lines)
+
+
+def _answers(evaluation: Evaluation) -> list[str]:
+    """Returns what a classifier is first asked for: is it above chance, which classes does it confuse."""
+    answers, classes = evaluation.answers, evaluation.data.classes
+    if answers is None:
+        return []
+    lines = []
+    if evaluation.is_at_chance:
+        lines.append(f"AT CHANCE               {evaluation.chance_in_words()}")
+    found, counts = answers.per_class, answers.confusion
+    weak = [
+        f"{classes[label]} {100 * found.accuracy[label]:.1f} % of {found.num_scenes[label]:,}"
+        for label in found.weakest(_NUM_WEAKEST)
+    ]
+    lines.append(f"weakest classes         {', '.join(weak)}")
+    confused = [
+        f"{classes[truth]} as {classes[answer]} {times:,} of {counts.num_answers[truth]:,}"
+        for truth, answer, times in counts.mistaken(_NUM_CONFUSED)
+    ]
+    if confused:
+        lines.append(f"most confused           {', '.join(confused)}")
+    if answers.mistakes:
+        worst = answers.mistakes[0]
+        lines.append(
+            f"worst mistake           {worst.image}: {classes[worst.label]} taken for "
+            f"{classes[worst.prediction]} with {100 * worst.confidence:.1f} %"
+        )
+    return lines
+
+
+def _early_exit(evaluation: Evaluation) -> list[str]:
+    """Returns what early exit gives; where the answers are at chance there is nothing to save."""
+    if evaluation.is_at_chance:
+        return ["with early exit         not reported: a guess needs no glimpse at all"]
+    fit, timing = evaluation.early_exit.fit, evaluation.early_exit.timing
+    reached = "" if fit.reached else f" (the {fit.goal} asked for could not be reached)"
+    lines = [
+        f"with early exit         {100 * fit.reported.accuracy:.2f} % with {fit.reported.mean_glimpses:.2f} "
+        f"glimpses on average, threshold {fit.threshold:.4f}{reached}"
+    ]
+    if timing is not None:
+        lines.append(
+            f"time saved              {100 * timing.time_saved:.0f} % ({timing.all_seconds:.2f} s to "
+            f"{timing.early_seconds:.2f} s for {timing.num_scenes} scenes on {timing.device}); "
+            f"glimpses saved {100 * timing.glimpses_saved:.0f} %"
+        )
+    return lines
+
+
+def draw(evaluation: Evaluation, path: Path, home: Path) -> list[Path]:
+    """Draws what is looked at first, where matplotlib is installed; returns the files."""
+    if find_spec("matplotlib") is None:
+        print("no pictures: pip install 'stam-vision[figures]' draws them", file=sys.stderr)
+        return []
+    from stam.show.figures import answer_figures, save_figures
+
+    kept = mistakes_path(path)
+    mistakes = load_examples(kept) if kept.is_file() else []
+    return save_figures(answer_figures(evaluation, mistakes), figures_folder(path, home), ("png",))
 
 
 def _few(most: int) -> list[int]:

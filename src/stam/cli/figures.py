@@ -9,7 +9,14 @@ import tyro
 from stam.cli.parsing import next_command, parse
 from stam.cli.processes import processes
 from stam.errors import require_choice, require_package
-from stam.evaluation import evaluated, examples_path, load_evaluation, load_examples
+from stam.evaluation import (
+    evaluated,
+    examples_path,
+    figures_folder,
+    load_evaluation,
+    load_examples,
+    mistakes_path,
+)
 from stam.evaluation.opening import EVALUATION_FILE, REPORT_FILE
 from stam.files import save_content
 from stam.learning.runs import read_metrics
@@ -43,24 +50,28 @@ def run(arguments: list[str]) -> None:
         require_choice("kind", kind, KINDS)
     require_package("matplotlib", extra="figures")
     from stam.show.animations import animation_bytes
-    from stam.show.figures import evaluation_figures, example_figures, save_figures, scenes
+    from stam.show.figures import answer_figures, evaluation_figures, example_figures, save_figures, scenes
     from stam.show.report import run_report
 
     with processes("auto") as device:
         path = evaluated(given.run, device, given.evaluation)
     home = find_home(given.run)
     evaluation = load_evaluation(path)
-    examples = load_examples(examples_path(path)) if examples_path(path).is_file() else []
+    examples, mistakes = (
+        load_examples(beside(path)) if beside(path).is_file() else []
+        for beside in (examples_path, mistakes_path)
+    )
     metrics = read_metrics(home / "metrics.jsonl")
-    suffix = path.stem.removeprefix(Path(EVALUATION_FILE).stem)
-    folder = home / f"figures{suffix}"
-    pictures = evaluation_figures(evaluation, metrics) | example_figures(examples)
+    folder = figures_folder(path, home)
+    pictures = evaluation_figures(evaluation, metrics) | answer_figures(evaluation, mistakes)
+    pictures |= example_figures(examples)
     paths = save_figures(pictures, folder, given.kinds, progress=True)
     for number, example in enumerate(examples[:3], start=1):
         paths.append(folder / f"trajectory-{number}.gif")
         save_content(paths[-1], animation_bytes([scenes.story_of(example, 20)]))
+    suffix = path.stem.removeprefix(Path(EVALUATION_FILE).stem)
     report = home / f"{Path(REPORT_FILE).stem}{suffix}.html"
-    save_content(report, run_report(evaluation, examples, metrics))
+    save_content(report, run_report(evaluation, examples, metrics, mistakes))
     if given.json:
         print(json.dumps({"figures": [str(each) for each in paths], "report": str(report)}, indent=1))
     else:

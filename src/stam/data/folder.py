@@ -38,6 +38,10 @@ class ImageFolder:
         """Decodes one image."""
         return decode_image(self.root / self.names[index], decode_size=decode_size)
 
+    def name(self, index: int) -> str:
+        """Returns the path of an image under the folder."""
+        return self.names[index]
+
     def fingerprint(self) -> str:
         """Returns a hash of every image's path, size and modification time."""
         return fingerprint(self.root, self.names)

@@ -56,6 +56,21 @@ class StoredInRuns(Scenes, Protocol):
         ...
 
 
+@runtime_checkable
+class NamedScenes(Scenes, Protocol):
+    """Scenes that are called something, such as a file's path within the data."""
+
+    def name(self, index: int) -> str:
+        """Returns what a scene is called."""
+        ...
+
+
+def name_of(scenes: Scenes, index: int) -> str:
+    """Returns what a scene is called, or its number where it has no name."""
+    name = scenes.name(index) if isinstance(scenes, NamedScenes) else f"scene {index}"
+    return name.encode(errors="replace").decode()  # a file name may be of other bytes than UTF-8
+
+
 def run_length(scenes: Scenes) -> int:
     """Returns how many scenes that lie side by side an epoch should show one after another."""
     return scenes.run_length if isinstance(scenes, StoredInRuns) else 1
@@ -88,6 +103,10 @@ class Subset:
         """Returns one image of the subset."""
         return self._scenes.load(int(self._indices[index]), decode_size)
 
+    def name(self, index: int) -> str:
+        """Returns what a scene is called in the source it is of."""
+        return name_of(self._scenes, int(self._indices[index]))
+
 
 class Relabelled:
     """The same scenes with labels that index other class names, so an agent can be tested on new data.
@@ -118,3 +137,7 @@ class Relabelled:
     def load(self, index: int, decode_size: int | None = None) -> UInt8[np.ndarray, "height width 3"]:
         """Returns one image, unchanged."""
         return self._scenes.load(index, decode_size)
+
+    def name(self, index: int) -> str:
+        """Returns what a scene is called."""
+        return name_of(self._scenes, index)

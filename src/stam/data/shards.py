@@ -62,6 +62,10 @@ class TarShards:
         member = self.members[index]
         return decode_image(read_member(member), f"{member.name} in {member.shard}", decode_size)
 
+    def name(self, index: int) -> str:
+        """Returns the name of an image within its tar."""
+        return self.members[index].name
+
     def fingerprint(self) -> str:
         """Returns a hash of every tar's path, size and modification time, and of where each image lies."""
         shards = dict.fromkeys(member.shard for member in self.members)

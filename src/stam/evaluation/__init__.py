@@ -13,7 +13,7 @@ from stam.evaluation.evaluate import EvaluationPlan, evaluate, reader_for
 from stam.evaluation.examples import Example, collect_examples, load_examples, save_examples
 from stam.evaluation.opening import Opened, open_run
 from stam.evaluation.results import Evaluation, load_evaluation, save_evaluation
-from stam.evaluation.runs import evaluate_run, evaluated, examples_path
+from stam.evaluation.runs import evaluate_run, evaluated, examples_path, figures_folder, mistakes_path
 
 __all__ = [
     "Comparison",
@@ -30,11 +30,13 @@ __all__ = [
     "evaluate_run",
     "evaluated",
     "examples_path",
+    "figures_folder",
     "fit_threshold",
     "load_evaluation",
     "load_examples",
     "look_until_sure",
     "measure_cost",
+    "mistakes_path",
     "multiply_adds",
     "open_run",
     "reader_for",

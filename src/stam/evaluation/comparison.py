@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,13 @@ import numpy as np
 
 from stam.config import CORE_SIZES, from_plain, to_plain
 from stam.errors import StamError, did_you_mean, require, require_choice
+from stam.evaluation.intervals import bootstrap_interval, sign_flip_test
 from stam.evaluation.results import Evaluation, Floats, floats, read_format
+from stam.shapes import Float
 from stam.zoo import TITLES
 
 FORMAT = "stam-comparison"
-VERSION = "1.0"
+VERSION = "1.1"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Difference:
         share: Share of the scene sensed; where the grids are equal, that of 1..n glimpses.
         mean: Mean difference.
         std: Its standard deviation over seeds; paired where both have the same seeds.
+        low: Lower end of its 95 % interval over images, paired; empty where it is not known.
+        high: Upper end.
     """
 
     name: str
@@ -36,6 +40,36 @@ class Difference:
     share: Floats
     mean: Floats
     std: Floats
+    low: Floats = ()
+    high: Floats = ()
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Two runs on the same images, each with all of its glimpses.
+
+    Attributes:
+        name: The run.
+        baseline: The run it is compared with.
+        num_images: Images both have answered.
+        difference: Accuracy of the run minus that of the baseline, as a share.
+        low: Lower end of the 95 % interval: percentile bootstrap over pairs of answers to the same image.
+        high: Upper end.
+        p_value: Of no difference: sign-flip test over images, two-sided; McNemar's test where both have one
+            seed.
+        num_better: Images that the run answers rightly more often than the baseline.
+        num_worse: Images that it answers rightly less often.
+    """
+
+    name: str
+    baseline: str
+    num_images: int
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    num_better: int
+    num_worse: int
 
 
 @dataclass(frozen=True)
@@ -105,6 +139,7 @@ class Comparison:
         evaluations: The evaluations, in the order given.
         differences: Differences in accuracy against a baseline.
         table: The paper's Table 1.
+        tests: Paired tests of the same pairs of runs; none for results before 1.4.
     """
 
     format: str
@@ -113,6 +148,7 @@ class Comparison:
     evaluations: tuple[Evaluation, ...]
     differences: tuple[Difference, ...]
     table: tuple[TableRow, ...]
+    tests: tuple[PairedTest, ...] = ()
 
     @property
     def same_grid(self) -> bool:
@@ -130,9 +166,13 @@ class Comparison:
         return from_plain(cls, read_format(text, FORMAT, VERSION, where))
 
     def to_markdown(self) -> str:
-        """Returns the table as Markdown, in the paper's layout."""
+        """Returns the table as Markdown, in the paper's layout, and below it the paired tests."""
         rows = [TABLE_HEAD, (":--", ":--", ":-:", ":-:", "--:", "--:"), *map(cells, self.table)]
-        return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+        text = _markdown(rows)
+        if self.tests:
+            tests = [TEST_HEAD, (":--", ":--", "--:", "--:", "--:", "--:"), *map(cells_of_test, self.tests)]
+            text += f"\n{TEST_MEANING}\n\n" + _markdown(tests)
+        return text
 
     def to_csv(self) -> str:
         """Returns the table as CSV."""
@@ -165,6 +205,25 @@ class Comparison:
                 ]
             )
         return text.getvalue()
+
+
+def _markdown(rows: Iterable[Sequence[str]]) -> str:
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+
+
+TEST_HEAD = ("Run", "Baseline", "Difference (points)", "95% interval", "p", "Images better, worse")
+TEST_MEANING = (
+    "Accuracy with all glimpses on the same images: paired bootstrap interval, and the p-value of a "
+    "sign-flip test (McNemar's test where each run has one seed)."
+)
+
+
+def cells_of_test(test: PairedTest) -> tuple[str, ...]:
+    """Returns a paired test as words."""
+    interval = f"{100 * test.low:+.2f} to {100 * test.high:+.2f}"
+    p_value = f"{test.p_value:.4f}" if test.p_value > 1e-4 else "< 0.0002"
+    better = f"{test.num_better:,}, {test.num_worse:,}"
+    return (test.name, test.baseline, f"{100 * test.difference:+.2f}", interval, p_value, better)
 
 
 def cells(row: TableRow) -> tuple[str, ...]:
@@ -268,7 +327,56 @@ def difference(evaluation: Evaluation, baseline: Evaluation, name: str, baseline
     else:
         mean = values(evaluation, ours.mean) - values(baseline, theirs.mean)
         std = np.hypot(values(evaluation, ours.std), values(baseline, theirs.std))
-    return Difference(name, baseline_name, floats(at), floats(mean), floats(std))
+    low, high = _paired_interval(evaluation, baseline, at)
+    return Difference(name, baseline_name, floats(at), floats(mean), floats(std), floats(low), floats(high))
+
+
+def _paired_scores(
+    evaluation: Evaluation, baseline: Evaluation
+) -> tuple[Float[np.ndarray, "scenes own"], Float[np.ndarray, "scenes other"]] | None:
+    """Returns the scores of both for each scene, in the same order; `None` where that cannot be known."""
+    own, other = evaluation.scores(), baseline.scores()
+    same = evaluation.data.digest == baseline.data.digest != ""
+    return (own, other) if own is not None and other is not None and same else None
+
+
+def _paired_interval(
+    evaluation: Evaluation, baseline: Evaluation, at: np.ndarray
+) -> tuple[Iterable[float], Iterable[float]]:
+    """Returns the interval of the difference over images, at some shares of the scene."""
+    scores = _paired_scores(evaluation, baseline)
+    if scores is None or not len(at):
+        return (), ()
+    own, other = (
+        each @ np.stack([np.interp(at, of.share, unit) for unit in np.eye(len(of.share))])
+        for each, of in zip(scores, (evaluation, baseline), strict=True)
+    )
+    return bootstrap_interval(own - other)
+
+
+def paired_test(
+    evaluation: Evaluation, baseline: Evaluation, name: str, baseline_name: str
+) -> PairedTest | None:
+    """Tests whether two runs differ in accuracy, each with all of its glimpses.
+
+    Returns `None` where it is not certain that both saw the same images in the same order.
+    """
+    scores = _paired_scores(evaluation, baseline)
+    if scores is None:
+        return None
+    differences = scores[0][:, -1] - scores[1][:, -1]
+    low, high = bootstrap_interval(differences[:, None])
+    return PairedTest(
+        name=name,
+        baseline=baseline_name,
+        num_images=len(differences),
+        difference=float(differences.mean()),
+        low=float(low[0]),
+        high=float(high[0]),
+        p_value=sign_flip_test(differences),
+        num_better=int((differences > 0).sum()),
+        num_worse=int((differences < 0).sum()),
+    )
 
 
 def _pairs(evaluations: Sequence[Evaluation], baseline: int, against: str | None) -> list[tuple[int, int]]:
@@ -412,14 +520,14 @@ def compare(
     )
     called = tuple(names) if names else names_of(evaluations)
     pairs = _pairs(evaluations, baseline, against)
+    compared = [(evaluations[own], evaluations[other], called[own], called[other]) for own, other in pairs]
+    tests = (paired_test(*pair) for pair in compared)
     return Comparison(
         format=FORMAT,
         version=VERSION,
         names=called,
         evaluations=tuple(evaluations),
-        differences=tuple(
-            difference(evaluations[own], evaluations[other], called[own], called[other])
-            for own, other in pairs
-        ),
+        differences=tuple(difference(*pair) for pair in compared),
         table=tuple(table_rows(evaluations, called, baseline, **table_settings)),
+        tests=tuple(test for test in tests if test is not None),
     )

@@ -8,7 +8,7 @@ import torch
 
 from stam.config import AgentConfig
 from stam.evaluation.results import Cost, Latency
-from stam.evaluation.timing import device_name, synchronise
+from stam.learning.timing import device_name, synchronise
 from stam.model.agent import Looker
 from stam.model.episode import rollout, sense_images
 from stam.model.policy import GreedyPolicy, Policy

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from stam.errors import require
 from stam.evaluation.results import ExitTiming, Operation, Sweep, ThresholdFit, floats
-from stam.evaluation.timing import device_name, in_turn, seconds
 from stam.fast.cuda_graph import GraphedLook
 from stam.fast.exit_pool import ExitPool, can_pool
+from stam.learning.timing import device_name, in_turn, seconds
 from stam.model.agent import Looker
 from stam.model.belief import Belief, is_confident
 from stam.model.episode import EpisodeAgent, Trace, rollout, sense_images

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes
 from stam.errors import DataError, StamError, did_you_mean, require, require_choice
+from stam.evaluation.answers import NUM_MISTAKES, describe_answers
 from stam.evaluation.calibration import TemperatureSearch, describe_calibration
 from stam.evaluation.cost import measure_cost
 from stam.evaluation.early_exit import TimedBatch, fit_threshold, sweep, time_early_exit
@@ -67,8 +68,10 @@ class EvaluationPlan:
         cost: Whether to count multiply-adds and measure latency.
         most_calibration: The most scenes the temperature is fitted on.
         most_timed: The most scenes early exit is timed on; 0 to leave it out.
+        num_mistakes: The most wrong answers to name.
         split_seed: Seed of the halves that thresholds and temperature are fitted and reported on.
-        precision: Of the transformer: `float32`, `bfloat16`, or `auto` (bfloat16 on a GPU).
+        precision: Of the transformer: `float32`, `bfloat16`, or `auto`: bfloat16 for an agent on a GPU,
+            float32 elsewhere and for other lookers.
         fast: Whether to use packed weights, fused kernels and CUDA graphs; otherwise plain modules compute.
     """
 
@@ -84,6 +87,7 @@ class EvaluationPlan:
     cost: bool = True
     most_calibration: int = 5_000
     most_timed: int = 512
+    num_mistakes: int = NUM_MISTAKES
     split_seed: int = 0
     precision: str = "float32"
     fast: bool = True
@@ -135,7 +139,10 @@ def evaluate(
     """
     plan = plan or EvaluationPlan()
     mode = evaluating(agent) if isinstance(agent, nn.Module) else nullcontext()
-    with mode, autocast(agent.device, plan.precision):
+    precision = plan.precision
+    if precision == "auto" and agent.episodic is None:
+        precision = "float32"  # some have no transformer, and were made for single precision
+    with mode, autocast(agent.device, precision):
         looker = agent.ready(plan.fast)
         return _Measurement(looker, scenes, plan, teacher, progress).run(source, name, settings or {})
 
@@ -221,6 +228,9 @@ class _Measurement:
             cost=cost,
             settings=json.loads(json.dumps(settings)),
             versions=versions(),
+            answers=describe_answers(
+                outcomes, reported, fit.threshold, self.scenes, self.facts.grid, self.plan.num_mistakes
+            ),
         )
         return _from_first_process(evaluation)
 

@@ -84,8 +84,21 @@ def collect_examples(
     policy: str,
     seed: int = 0,
 ) -> list[Example]:
-    """Looks at a few scenes, glimpse by glimpse, with the first locations of a seed."""
-    chosen = choose_examples(reader.scenes.labels, count)
+    """Looks at a few scenes of different classes, with the first locations of a seed."""
+    return look_closely(
+        agent, reader, choose_examples(reader.scenes.labels, count), num_glimpses, policy, seed
+    )
+
+
+def look_closely(
+    agent: SceneLooker,
+    reader: SceneReader,
+    chosen: Int[np.ndarray, " chosen"],
+    num_glimpses: int,
+    policy: str,
+    seed: int = 0,
+) -> list[Example]:
+    """Looks at some scenes, glimpse by glimpse, with the first locations of a seed."""
     examples: list[Example] = []
     grid, labels = agent.facts.grid, agent.facts.labels
     for batch in reader.batches(chosen, "examples"):

@@ -23,6 +23,7 @@ from stam.zoo import System, load_looker
 
 EVALUATION_FILE = "evaluation.json"
 EXAMPLES_FILE = "examples.npz"
+MISTAKES_FILE = "mistakes.npz"
 REPORT_FILE = "report.html"
 
 

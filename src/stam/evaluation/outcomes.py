@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stam.errors import StamError
+from stam.evaluation.intervals import bootstrap_interval
 from stam.evaluation.results import Accuracy, Curve, Locations, Readout
 from stam.learning import distributed
 from stam.model.belief import ensemble_log_probabilities
@@ -29,7 +30,8 @@ class Outcomes:
         locations: Where each glimpse was sensed; -1 for a looker without a grid.
         pixels: Pixels used to classify, so far.
         ranks: How many classes were rated above the true one, by the ensemble and by each of its classifiers.
-        confidences: Probability of the answer, at temperature 1 and calibrated.
+        predictions: The answer, at temperature 1 and calibrated.
+        confidences: Its probability.
         losses: Negative log-probability of the true class, at temperature 1 and calibrated.
         calibrated_correct: Whether the calibrated answer is right.
     """
@@ -38,6 +40,7 @@ class Outcomes:
     locations: Int[np.ndarray, "scenes seeds glimpses"]
     pixels: Int[np.ndarray, "scenes seeds glimpses"]
     ranks: Int[np.ndarray, "scenes seeds glimpses readouts"]
+    predictions: Int[np.ndarray, "scenes seeds glimpses 2"]
     confidences: Float[np.ndarray, "scenes seeds glimpses 2"]
     losses: Float[np.ndarray, "scenes seeds glimpses 2"]
     calibrated_correct: Bool[np.ndarray, "scenes seeds glimpses"]
@@ -56,12 +59,17 @@ class Outcomes:
 
     def accuracy(self) -> Accuracy:
         """Returns the accuracy after each glimpse, for each seed, of the ensemble and of its classifiers."""
-        readouts: list[Readout | None] = []
-        for position in range(self.ranks.shape[-1]):
-            ranks = self.ranks[..., position]  # (scenes, seeds, n)
-            curves = [Curve.of((ranks < top).mean(axis=0, dtype=np.float64)) for top in (1, TOP)]
-            readouts.append(Readout(*curves))
-        return Accuracy(*(readouts if len(readouts) == 3 else [readouts[0], None, None]))  # type: ignore[arg-type]
+        each = [
+            self.ranks[..., position] < top for position in range(self.ranks.shape[-1]) for top in (1, TOP)
+        ]
+        of_images = np.concatenate([right.mean(axis=1) for right in each], axis=1)  # (scenes, curves * n)
+        ends = (np.split(end, len(each)) for end in bootstrap_interval(of_images))
+        curves = [
+            Curve.of(right.mean(axis=0, dtype=np.float64), low, high)
+            for right, low, high in zip(each, *ends, strict=True)
+        ]
+        readouts = [Readout(top1, top5) for top1, top5 in zip(curves[::2], curves[1::2], strict=True)]
+        return Accuracy(*(readouts if len(readouts) == 3 else [readouts[0], None, None]))
 
     def mean_pixels(self) -> Float[np.ndarray, " glimpses"]:
         """Returns the pixels used to classify after each look, the mean over scenes and seeds."""
@@ -83,11 +91,11 @@ def outcomes_of(traces: Iterable[LookTrace], labels: Int[Tensor, " batch"], temp
     for trace in traces:  # one at a time: together they would fill a GPU's memory
         parts.append(_score(trace, labels, temperature))
         num_classes = trace.readouts[0].shape[-1]
-    locations, pixels, ranks, confidences, losses, correct = (
+    locations, pixels, ranks, answers, confidences, losses, correct = (
         torch.stack(part, dim=1).cpu().numpy() for part in zip(*parts, strict=True)
     )
     require_ranks(ranks, num_classes)
-    return Outcomes(labels.cpu().numpy(), locations, pixels, ranks, confidences, losses, correct)
+    return Outcomes(labels.cpu().numpy(), locations, pixels, ranks, answers, confidences, losses, correct)
 
 
 def _score(trace: LookTrace, labels: Tensor, temperature: float) -> tuple[Tensor, ...]:
@@ -97,12 +105,15 @@ def _score(trace: LookTrace, labels: Tensor, temperature: float) -> tuple[Tensor
     rated = (plain, *each) if len(each) > 1 else (plain,)
     ranks = torch.stack([true_rank(scores, labels) for scores in rated], dim=-1)
     both = torch.stack((plain, calibrated), dim=-1)  # (B, n, C, 2)
-    confidences = both.amax(dim=2).exp().clamp_max(1)  # rounding may leave it just above
+    highest, answers = both.max(dim=2)
+    confidences = highest.exp().clamp_max(1)  # rounding may leave it just above
+    answers = answers.to(torch.int16 if both.shape[2] < 2**15 else torch.int32)
     truth = labels.view(-1, 1, 1, 1).expand(-1, both.shape[1], 1, 2)
     losses = -both.gather(2, truth).squeeze(2)
     correct = true_rank(calibrated, labels) == 0
     locations = located_on_grid(trace)
-    return locations.to(torch.int16), trace.pixels.to(torch.int32), ranks, confidences, losses, correct
+    pixels = trace.pixels.to(torch.int32)
+    return locations.to(torch.int16), pixels, ranks, answers, confidences, losses, correct
 
 
 def located_on_grid(trace: LookTrace) -> Int[Tensor, "batch glimpses"]:

@@ -1,7 +1,8 @@
 """What an evaluation found: frozen dataclasses that round-trip through JSON (see docs/evaluation.md)."""
 
+import base64
 import json
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from stam.config import from_plain, to_plain
 from stam.errors import ConfigError, StamError, require
 from stam.files import parse_json, save_content
 from stam.scene.grid import Grid
-from stam.shapes import Float
+from stam.shapes import Bool, Float
 
 FORMAT = "stam-evaluation"
-VERSION = "1.3"
+VERSION = "1.4"
 
 Floats = tuple[float, ...]
 
@@ -28,17 +29,27 @@ class Curve:
         mean: Mean over the seeds.
         std: Sample standard deviation over the seeds; 0 for a single seed.
         per_seed: The quantity for each seed, seeds x glimpses.
+        low: Lower end of the 95 % interval of the mean over images; empty in results before 1.4.
+        high: Its upper end.
     """
 
     mean: Floats
     std: Floats
     per_seed: tuple[Floats, ...]
+    low: Floats = ()
+    high: Floats = ()
 
     @classmethod
-    def of(cls, per_seed: Float[np.ndarray, "seeds glimpses"]) -> "Curve":
+    def of(
+        cls,
+        per_seed: Float[np.ndarray, "seeds glimpses"],
+        low: Iterable[float] = (),
+        high: Iterable[float] = (),
+    ) -> "Curve":
         """Summarises what was measured for each seed."""
         spread = per_seed.std(axis=0, ddof=1) if len(per_seed) > 1 else np.zeros(per_seed.shape[1])
-        return cls(floats(per_seed.mean(axis=0)), floats(spread), tuple(floats(row) for row in per_seed))
+        each = tuple(floats(row) for row in per_seed)
+        return cls(floats(per_seed.mean(axis=0)), floats(spread), each, floats(low), floats(high))
 
 
 @dataclass(frozen=True)
@@ -275,6 +286,125 @@ class Data:
 
 
 @dataclass(frozen=True)
+class Confusion:
+    """Which classes were taken for which.
+
+    Attributes:
+        num_answers: Answers to scenes of each true class: scenes times seeds.
+        cells: True class, answered class and how often, for every pair that occurs, in this order.
+    """
+
+    num_answers: tuple[int, ...]
+    cells: tuple[tuple[int, int, int], ...]
+
+    def mistaken(self, most: int | None = None) -> list[tuple[int, int, int]]:
+        """Returns the pairs of different classes that were confused most often, first."""
+        wrong = [cell for cell in self.cells if cell[0] != cell[1]]
+        return sorted(wrong, key=lambda cell: -cell[2])[:most]
+
+    def shares(self, classes: Sequence[int]) -> Float[np.ndarray, "chosen chosen"]:
+        """Returns for some classes how often, of all answers to the true one (row), each was answered."""
+        place = {label: position for position, label in enumerate(classes)}
+        found = np.zeros((len(place), len(place)))
+        for truth, answer, count in self.cells:
+            if truth in place and answer in place:
+                found[place[truth], place[answer]] = count / self.num_answers[truth]
+        return found
+
+
+@dataclass(frozen=True)
+class PerClass:
+    """Accuracy of each class.
+
+    Attributes:
+        num_scenes: Scenes of the class.
+        accuracy: Share of right answers to them, over all seeds; 0 where there are none.
+        low: Lower end of its 95 % interval over images.
+        high: Upper end.
+    """
+
+    num_scenes: tuple[int, ...]
+    accuracy: Floats
+    low: Floats
+    high: Floats
+
+    def weakest(self, most: int) -> list[int]:
+        """Returns the classes of least accuracy, first, of those that occur."""
+        found = [label for label, count in enumerate(self.num_scenes) if count]
+        return sorted(found, key=lambda label: self.accuracy[label])[:most]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A scene with a wrong answer.
+
+    Attributes:
+        scene: Its index among the scenes.
+        image: What it is called: its path within the data, where it has one.
+        label: The true class.
+        prediction: The answer after the last glimpse.
+        confidence: Its probability, at temperature 1.
+        locations: Where on the grid each glimpse was sensed; empty without a grid.
+    """
+
+    scene: int
+    image: str
+    label: int
+    prediction: int
+    confidence: float
+    locations: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What needs no looking: always to answer the largest class.
+
+    Attributes:
+        share: The share of the largest class, which is right that often.
+        p_value: How likely a looker that is right as often would have as many right answers, or more, as
+            there are after the last glimpse: a binomial test over images.
+    """
+
+    share: float
+    p_value: float
+
+    @property
+    def explains_it(self) -> bool:
+        """Whether the accuracy is not above chance, at the level of 5 %."""
+        return self.p_value > 0.05
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was answered after the last glimpse, class by class and scene by scene.
+
+    Attributes:
+        confusion: Which classes were taken for which, over all scenes and seeds.
+        early_exit: The same where the agent stops at the fitted threshold, on the held-out half.
+        per_class: Accuracy of each class.
+        mistakes: The wrong answers of highest confidence, first, with the first locations of the first seed.
+        chance: Whether chance explains the accuracy.
+        right: For each number of glimpses one byte a scene, in base64: for how many seeds its answer is
+            right. A comparison pairs them; none for more than 255 seeds.
+    """
+
+    confusion: Confusion
+    early_exit: Confusion
+    per_class: PerClass
+    mistakes: tuple[Mistake, ...]
+    chance: Chance
+    right: tuple[str, ...]
+
+
+def packed_right(correct: Bool[np.ndarray, "scenes seeds glimpses"]) -> tuple[str, ...]:
+    """Returns for how many seeds each scene's answer is right, packed for `Answers.right`."""
+    if correct.shape[1] > 255:
+        return ()
+    times = correct.sum(axis=1, dtype=np.uint8)  # (scenes, n)
+    return tuple(base64.b64encode(column.tobytes()).decode() for column in times.T)
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Everything measured about one agent, policy and dataset.
 
@@ -301,6 +431,7 @@ class Evaluation:
         image_size: Height and width of a scene.
         whole_to_attend: Whether the complete image is used to choose where to look.
         whole_to_classify: Whether the complete image is used to classify.
+        answers: What was answered, class by class; none in results before 1.4.
     """
 
     format: str
@@ -325,6 +456,31 @@ class Evaluation:
     image_size: tuple[int, int]
     whole_to_attend: bool = False
     whole_to_classify: bool = False
+    answers: Answers | None = None
+
+    @property
+    def is_at_chance(self) -> bool:
+        """Whether the accuracy after the last glimpse is not above chance; not known of earlier results."""
+        return self.answers is not None and self.answers.chance.explains_it
+
+    def chance_in_words(self) -> str:
+        """Says how the accuracy compares with chance; empty for earlier results."""
+        if self.answers is None:
+            return ""
+        chance, right = self.answers.chance, self.accuracy.ensemble.top1.mean[-1]
+        above = "not above" if self.is_at_chance else "above"
+        return (
+            f"{100 * right:.1f} % right after {self.num_glimpses} glimpses is {above} the "
+            f"{100 * chance.share:.1f} % of always answering the largest class (binomial test over "
+            f"{self.data.num_scenes:,} images, p = {chance.p_value:.2g})"
+        )
+
+    def scores(self) -> Float[np.ndarray, "scenes glimpses"] | None:
+        """Returns the share of seeds with a right answer for each scene; `None` where it was not kept."""
+        if self.answers is None or not self.answers.right:
+            return None
+        columns = [np.frombuffer(_unpacked(text), np.uint8) for text in self.answers.right]
+        return np.stack(columns, axis=1) / np.float64(len(self.seeds))
 
     @property
     def glimpse_name(self) -> str:
@@ -356,6 +512,8 @@ class Evaluation:
             for curve in vars(readout).values() if readout is not None else ():
                 _require_length(count, mean=curve.mean, std=curve.std)
                 _require_length(len(self.seeds), per_seed=curve.per_seed)
+                if curve.low or curve.high:  # new in 1.4
+                    _require_length(count, low=curve.low, high=curve.high)
                 for each in curve.per_seed:
                     _require_length(count, per_seed=each)
         for sweep in (self.early_exit.uncalibrated, self.early_exit.calibrated):
@@ -369,7 +527,28 @@ class Evaluation:
             _require_length(count, cumulative=cost.cumulative)
             for each in cost.latency:
                 _require_length(count, per_step_ms=each.per_step_ms, cumulative_ms=each.cumulative_ms)
+        if self.answers is not None:
+            self._require_answers(self.answers)
         _require_settings(self.settings.get("config", {}))
+
+    def _require_answers(self, answers: Answers) -> None:
+        """Raises unless answers are of these classes, scenes and glimpses."""
+        num_classes, num_scenes = len(self.data.classes), self.data.num_scenes
+        _require_length(num_classes, **vars(answers.per_class))
+        for confusion in (answers.confusion, answers.early_exit):
+            _require_length(num_classes, num_answers=confusion.num_answers)
+            for truth, answer, times in confusion.cells:
+                sound = 0 <= truth < num_classes and 0 <= answer < num_classes
+                require(sound, f"cells has a class {max(truth, answer)} of {num_classes}")
+                most = confusion.num_answers[truth]
+                require(1 <= times <= most, f"cells counts {times} of {most} answers")
+        for mistake in answers.mistakes:
+            for label in (mistake.label, mistake.prediction):
+                require(0 <= label < num_classes, f"mistakes has a class {label} of {num_classes}")
+        if answers.right:
+            _require_length(self.num_glimpses, right=answers.right)
+            for text in answers.right:
+                _require_length(num_scenes, right=_unpacked(text))
 
     @property
     def way_of_looking(self) -> str:
@@ -427,6 +606,14 @@ def _require_length(count: int, **lists: Sized) -> None:
     """Raises unless each list has so many entries."""
     for name, entries in lists.items():
         require(len(entries) == count, f"{name} must have {count} entries, got {len(entries)}")
+
+
+def _unpacked(text: str) -> bytes:
+    """Returns the bytes of a base64 text."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise ConfigError(f"right is not base64: {error}") from error
 
 
 def floats(values: Any) -> Floats:

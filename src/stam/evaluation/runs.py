@@ -4,12 +4,13 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from stam.errors import StamError, require
 from stam.evaluation.evaluate import EvaluationPlan, evaluate, reader_for
-from stam.evaluation.examples import collect_examples, save_examples
-from stam.evaluation.opening import EVALUATION_FILE, EXAMPLES_FILE, Opened, open_run
+from stam.evaluation.examples import collect_examples, look_closely, save_examples
+from stam.evaluation.opening import EVALUATION_FILE, EXAMPLES_FILE, MISTAKES_FILE, Opened, open_run
 from stam.evaluation.results import Evaluation, load_evaluation, save_evaluation
 from stam.files import make_folder
 from stam.learning import distributed
@@ -62,6 +63,9 @@ def evaluate_run(
     if distributed.rank() == 0:
         reader = reader_for(agent, opened.scenes, plan, progress=False)
         shown = collect_examples(agent, reader, num_examples, evaluation.num_glimpses, evaluation.policy)
+        answers = evaluation.answers
+        wrong = np.array([mistake.scene for mistake in answers.mistakes] if answers is not None else [], int)
+        mistakes = look_closely(agent, reader, wrong, evaluation.num_glimpses, evaluation.policy)
         if store:
             fitted = evaluation.early_exit.fit.threshold, evaluation.calibration.temperature
             opened.store(*fitted, policy)
@@ -69,6 +73,8 @@ def evaluate_run(
         if out is None:
             keep_earlier(path, evaluation)
         save_examples(shown, examples_path(path))
+        mistakes_path(path).unlink(missing_ok=True)  # there may be none any more
+        save_examples(mistakes, mistakes_path(path))
         save_evaluation(evaluation, path)
     distributed.wait()  # the result is there for all
     return evaluation, path
@@ -132,8 +138,9 @@ def keep_earlier(path: Path, evaluation: Evaluation) -> None:
     while aside.exists():
         number += 1
         aside = path.with_name(f"{path.stem}-earlier-{number}.json")
-    if examples_path(path).is_file():
-        examples_path(path).replace(examples_path(aside))
+    for beside in (examples_path, mistakes_path):
+        if beside(path).is_file():
+            beside(path).replace(beside(aside))
     path.replace(aside)
     print(f"the result that was there is now {aside}", file=sys.stderr)
 
@@ -148,7 +155,21 @@ def result_name(opened: Opened, plan: EvaluationPlan) -> str:
     return "-".join(parts) + ".json"
 
 
+def figures_folder(path: Path, home: Path) -> Path:
+    """Returns where the figures of a result go; each result of a run has a folder of its own."""
+    return home / f"figures{path.stem.removeprefix(Path(EVALUATION_FILE).stem)}"
+
+
 def examples_path(path: Path) -> Path:
     """Returns where the examples that belong to a result lie."""
-    stem = path.stem.replace(Path(EVALUATION_FILE).stem, Path(EXAMPLES_FILE).stem, 1)
-    return path.with_name((stem if stem != path.stem else f"{path.stem}-examples") + ".npz")
+    return _beside(path, Path(EXAMPLES_FILE))
+
+
+def mistakes_path(path: Path) -> Path:
+    """Returns where the scenes of its worst mistakes lie."""
+    return _beside(path, Path(MISTAKES_FILE))
+
+
+def _beside(path: Path, kind: Path) -> Path:
+    stem = path.stem.replace(Path(EVALUATION_FILE).stem, kind.stem, 1)
+    return path.with_name((stem if stem != path.stem else f"{path.stem}-{kind.stem}") + kind.suffix)

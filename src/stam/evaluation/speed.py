@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from stam.config import AgentConfig
 from stam.data import open_folder
 from stam.evaluation import actor_multiply_adds, core_multiply_adds, step_multiply_adds
-from stam.evaluation.timing import in_turn, seconds
 from stam.fast.cuda_graph import GraphedLook
 from stam.learning.loop import Place, Plan, load_batches
 from stam.learning.optimisation import autocast
+from stam.learning.timing import in_turn, seconds
 from stam.learning.training import AgentLearner
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher

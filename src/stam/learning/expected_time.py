@@ -19,6 +19,7 @@ from stam.learning.finetuning import TeacherLearner
 from stam.learning.finetuning import plan as teacher_plan
 from stam.learning.loop import Place, num_workers
 from stam.learning.optimisation import autocast, choose_device
+from stam.learning.timing import seconds
 from stam.learning.training import AgentLearner
 from stam.learning.training import plan as training_plan
 from stam.model.agent import Agent, evaluating
@@ -151,11 +152,7 @@ def _time(
         return next(iter(loader)), (time.perf_counter() - began) / count
 
     def timed(batch: RawBatch) -> float:
-        began = time.perf_counter()
-        learn(_PLACE, batch)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - began
+        return seconds(lambda: learn(_PLACE, batch), device)
 
     workers = num_workers(config.data)
     if device.type == "cuda":
@@ -183,11 +180,11 @@ def _time_look(agent: Agent, config: RunConfig, val: Scenes) -> float:
     device = choose_device(config.training.device)
     with evaluating(agent), autocast(device, config.training.precision):
         looker = prepare(agent, config.training.fast)
-        began = 0.0
-        for _ in range(2):  # the first is to warm up
-            began = time.perf_counter()
+
+        def look() -> None:
             (raw,) = BatchLoader(val, [chosen], view, 0)
             images = normalise(raw.images.to(device), agent.config.mean, agent.config.std)
-            trace = looker.look(images, config.training.num_glimpses)
-            trace.predictions.cpu()
-    return (time.perf_counter() - began) / len(chosen)
+            looker.look(images, config.training.num_glimpses)
+
+        seconds(look, device)  # to warm up
+        return seconds(look, device) / len(chosen)

@@ -14,13 +14,15 @@ from tqdm import tqdm
 from stam.evaluation.comparison import Comparison
 from stam.evaluation.examples import Example
 from stam.evaluation.results import Evaluation
-from stam.show.figures import comparisons, curves, scenes
+from stam.show.figures import answers, comparisons, curves, scenes
 
 __all__ = [
     "DARK",
     "LIGHT",
     "THEMES",
     "Theme",
+    "answer_figures",
+    "answers",
     "comparison_figures",
     "comparisons",
     "curves",
@@ -59,6 +61,17 @@ def example_figures(examples: Sequence[Example], theme: Theme = LIGHT) -> dict[s
     for number, example in enumerate(examples, start=1):
         found[f"trajectory-{number}"] = scenes.trajectory(example, theme=theme)
         found[f"policy-{number}"] = scenes.policy_maps(example, theme=theme)
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def answer_figures(
+    evaluation: Evaluation, mistakes: Sequence[Example] = (), theme: Theme = LIGHT
+) -> dict[str, Figure]:
+    """Returns the confusion matrix and the worst mistakes by name."""
+    found = {
+        "confusion": answers.confusion(evaluation, theme),
+        "mistakes": answers.mistakes(evaluation, mistakes, theme),
+    }
     return {name: figure for name, figure in found.items() if figure is not None}
 
 

@@ -7,13 +7,11 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from stam.evaluation.comparison import AS_PUBLISHED, Comparison
-from stam.show.figures.curves import SPREAD, X_LABELS, count_axis, draw_curve, x_values
+from stam.show.figures.curves import X_LABELS, count_axis, draw_band, draw_curve, x_values
 from stam.show.figures.style import COLUMN, LIGHT, LINES, SMALL, Theme, dress, legend, new_figure
 
 
-def curves(
-    comparison: Comparison, x: str | None = None, theme: Theme = LIGHT, spread: float = SPREAD
-) -> Figure:
+def curves(comparison: Comparison, x: str | None = None, theme: Theme = LIGHT) -> Figure:
     """Accuracy of every run; against glimpses where all cut scenes alike, else against the share sensed."""
     x = x or ("glimpses" if comparison.same_grid else "share")
     figure, ((axes,),) = new_figure(COLUMN, 3.0 + 0.17 * len(comparison.names))
@@ -22,7 +20,7 @@ def curves(
     for position, (name, evaluation) in enumerate(zip(comparison.names, comparison.evaluations, strict=True)):
         at = x_values(evaluation, x)
         furthest = at if at[-1] >= furthest[-1] else furthest
-        draw_curve(axes, at, evaluation.accuracy.ensemble.top1, name, theme, position, spread)
+        draw_curve(axes, at, evaluation.accuracy.ensemble.top1, name, theme, position)
     if x == "pixels":
         _mark_published(axes, comparison, theme)
     count_axis(axes, furthest, x)
@@ -53,8 +51,8 @@ def _mark_published(axes: Axes, comparison: Comparison, theme: Theme) -> None:
         )
 
 
-def differences(comparison: Comparison, theme: Theme = LIGHT, spread: float = 1.0) -> Figure | None:
-    """What each run gains over its baseline, in percentage points, with one standard deviation."""
+def differences(comparison: Comparison, theme: Theme = LIGHT) -> Figure | None:
+    """What each run gains over its baseline, in percentage points, with the 95 % interval over images."""
     if not comparison.differences:
         return None
     count = comparison.same_grid
@@ -66,12 +64,9 @@ def differences(comparison: Comparison, theme: Theme = LIGHT, spread: float = 1.
     scale = grid.num_locations if count and grid is not None else 100
     for each in comparison.differences:
         position = comparison.names.index(each.name)  # a run keeps its colour in all pictures
-        at = scale * np.array(each.share)
-        mean, std = 100 * np.array(each.mean), 100 * np.array(each.std)
-        colour, line = theme.colours[position % len(theme.colours)], LINES[position % len(LINES)]
         label = f"{each.name} - {each.baseline}" if len(baselines) > 1 else each.name
-        axes.plot(at, mean, color=colour, linestyle=line, linewidth=1.8, label=label)
-        axes.fill_between(at, mean - spread * std, mean + spread * std, color=colour, alpha=0.22, linewidth=0)
+        at = scale * np.array(each.share)
+        draw_band(axes, at, each.mean, each.low, each.high, label, theme, position)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
     if len(baselines) == 1:
         axes.set_title(f"over: {next(iter(baselines))}", fontsize=9, color=theme.ink)

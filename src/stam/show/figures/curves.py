@@ -18,7 +18,6 @@ X_LABELS = {
     "pixels": "pixels sensed",
     "share": "share of the scene sensed (%)",
 }
-SPREAD = 5.0  # the paper draws five standard deviations
 
 
 def x_values(evaluation: Evaluation, x: str) -> np.ndarray:
@@ -36,29 +35,43 @@ def draw_curve(
     label: str,
     theme: Theme,
     position: int = 0,
-    spread: float = SPREAD,
 ) -> None:
-    """Draws a mean with a band of some standard deviations, in per cent."""
-    mean, std = 100 * np.array(curve.mean), 100 * np.array(curve.std)
+    """Draws a mean in per cent, with the band that every figure has: the 95 % interval over images.
+
+    Results before 1.4 have no interval and are drawn without a band.
+    """
+    draw_band(axes, at, curve.mean, curve.low, curve.high, label, theme, position)
+
+
+def draw_band(
+    axes: Axes,
+    at: np.ndarray,
+    mean: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    label: str,
+    theme: Theme,
+    position: int = 0,
+) -> None:
+    """Draws shares as per cent, with a band from low to high where those are known."""
+    middle, lower, upper = (100 * np.array(values) for values in (mean, low, high))
     colour, line = theme.colours[position % len(theme.colours)], LINES[position % len(LINES)]
     if len(at) == 1:
-        axes.errorbar(at, mean, yerr=spread * std, fmt="o", color=colour, label=label, markersize=4)
+        reach = np.maximum(0, [middle - lower, upper - middle]) if len(lower) else None
+        axes.errorbar(at, middle, yerr=reach, fmt="o", color=colour, label=label, markersize=4)
         return
-    axes.plot(at, mean, color=colour, linestyle=line, linewidth=1.8, label=label)
-    if std.any():
-        lower, upper = np.clip(mean - spread * std, 0, 100), np.clip(mean + spread * std, 0, 100)
+    axes.plot(at, middle, color=colour, linestyle=line, linewidth=1.8, label=label)
+    if len(lower):
         axes.fill_between(at, lower, upper, color=colour, alpha=0.22, linewidth=0)
 
 
-def accuracy(
-    evaluation: Evaluation, x: str = "glimpses", theme: Theme = LIGHT, spread: float = SPREAD
-) -> Figure:
+def accuracy(evaluation: Evaluation, x: str = "glimpses", theme: Theme = LIGHT) -> Figure:
     """Accuracy against glimpses, pixels or share of the scene, with the ceiling and the honest competitor."""
     figure, ((axes,),) = new_figure(COLUMN, 3.5)
     at = x_values(evaluation, x)
     dress(axes, theme, X_LABELS[x], "top-1 accuracy (%)")
     label = f"agent, {evaluation.policy} policy"
-    draw_curve(axes, at, evaluation.accuracy.ensemble.top1, label, theme, 0, spread)
+    draw_curve(axes, at, evaluation.accuracy.ensemble.top1, label, theme)
     whole = evaluation.whole_image
     if whole is not None:
         if whole.low_resolution:
@@ -119,7 +132,7 @@ def _share_on_top(axes: Axes, evaluation: Evaluation, theme: Theme) -> None:
     top.spines["top"].set_color(theme.grid)
 
 
-def readouts(evaluation: Evaluation, theme: Theme = LIGHT, spread: float = SPREAD) -> Figure | None:
+def readouts(evaluation: Evaluation, theme: Theme = LIGHT) -> Figure | None:
     """Top-1 and top-5 accuracy of the ensemble and of each classifier; `None` where there is only one."""
     if evaluation.accuracy.class_head is None:
         return None
@@ -134,7 +147,7 @@ def readouts(evaluation: Evaluation, theme: Theme = LIGHT, spread: float = SPREA
         last = axes is lower
         dress(axes, theme, X_LABELS["glimpses"] if last else "", f"top-{top[-1]} accuracy (%)")
         for position, (label, readout) in enumerate(each.items()):
-            draw_curve(axes, at, getattr(readout, top), label, theme, position, spread)
+            draw_curve(axes, at, getattr(readout, top), label, theme, position)
         count_axis(axes, at, "glimpses")
     legend(figure, theme, columns=2)
     return figure

@@ -122,18 +122,19 @@ def trajectory(
     for axes in panels.flat[len(shown) + 1 :]:
         axes.set_visible(False)
     first = panels.flat[0]
-    _picture(first, draw_scene(story, _FINE), theme)
+    picture(first, draw_scene(story, _FINE), theme)
     first.set_title("the scene", fontsize=SMALL, color=theme.muted, pad=2)
     first.set_xlabel(f"true class:\n{shorten(story.name)}", fontsize=SMALL, color=theme.ink)
     for axes, count in zip(panels.flat[1:], shown, strict=False):
-        _picture(axes, draw_frame(story, count, _FINE), theme)
+        picture(axes, draw_frame(story, count, _FINE), theme)
         axes.set_title(f"{count}", fontsize=SMALL, color=theme.muted, pad=2)
         colour = theme.colours[0 if example.is_right[count - 1] else 1]
         axes.set_xlabel(verdict(story, count), fontsize=SMALL, color=colour)
     return figure
 
 
-def _picture(axes: Axes, frame: Image.Image, theme: Theme) -> None:
+def picture(axes: Axes, frame: Image.Image, theme: Theme) -> None:
+    """Shows a frame, and nothing around it."""
     bare(axes)
     axes.set_facecolor(theme.grid)  # seen where the frame is transparent
     axes.imshow(frame, interpolation="antialiased")
@@ -171,7 +172,7 @@ def policy_maps(
     for axes in panels.flat[len(shown) :]:
         axes.set_visible(False)
     for axes, count in zip(panels.flat, shown, strict=False):
-        _picture(axes, draw_map(example, count, highest), theme)
+        picture(axes, draw_map(example, count, highest), theme)
         axes.set_title(f"after {count}", fontsize=SMALL, color=theme.ink, pad=2)
     colours = ScalarMappable(Normalize(0, 100 * highest), HEAT)
     bar = figure.colorbar(colours, ax=panels, location="bottom", aspect=40, shrink=0.8, pad=0.02)

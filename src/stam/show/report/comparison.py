@@ -2,9 +2,10 @@
 
 from html import escape
 
-from stam.evaluation.comparison import TABLE_HEAD, Comparison, cells
+from stam.evaluation.comparison import TABLE_HEAD, TEST_HEAD, TEST_MEANING, Comparison, cells, cells_of_test
 from stam.show.figures import DARK, LIGHT, comparison_figures
 from stam.show.report.page import (
+    BAND,
     Charts,
     Section,
     cards,
@@ -12,6 +13,7 @@ from stam.show.report.page import (
     download,
     number,
     page,
+    paragraph,
     percent,
     table,
     wide_table,
@@ -25,8 +27,13 @@ def comparison_report(comparison: Comparison, title: str = "Comparison") -> str:
     runs, seen = count_of(len(comparison.names), "run"), count_of(first.num_scenes, "scene")
     lead = f"{runs} on {seen} of {first.source}."
     found = wide_table(TABLE_HEAD, map(cells, comparison.table), text_columns=(0, 1))
+    tests = ""
+    if comparison.tests:
+        tests = paragraph(TEST_MEANING)
+        tests += wide_table(TEST_HEAD, map(cells_of_test, comparison.tests), text_columns=(0, 1))
     sections = [
         Section("table", "Pixels and accuracy", found),
+        Section("tests", "Paired tests", tests),
         Section("curves", "Curves", _curves(comparison, Charts(light, dark))),
         Section("runs", "Runs", _runs(comparison)),
     ]
@@ -42,12 +49,12 @@ def _curves(comparison: Comparison, charts: Charts) -> str:
     return cards(
         charts.card(
             "accuracy",
-            "Accuracy after each glimpse; bands are five standard deviations over first locations.",
+            f"Accuracy after each glimpse. {BAND}",
             _accuracy_table(comparison),
         ),
         charts.card(
             "differences",
-            "What each run gains over its baseline, seed by seed; bands are one standard deviation.",
+            f"What each run gains over its baseline on the same images. {BAND}",
             _difference_tables(comparison),
         ),
         charts.card("accuracy-pixels", "The same accuracy against the pixels sensed."),
@@ -63,14 +70,17 @@ def _curves(comparison: Comparison, charts: Charts) -> str:
 def _accuracy_table(comparison: Comparison) -> str:
     head = ["glimpses"]
     for name in comparison.names:
-        head += [f"{name}, %", "std"]
+        head += [f"{name}, %", "from %", "to %"]
     rows = []
     for n in range(max(evaluation.num_glimpses for evaluation in comparison.evaluations)):
         row = [str(n + 1)]
         for evaluation in comparison.evaluations:
             curve = evaluation.accuracy.ensemble.top1
             within = n < evaluation.num_glimpses
-            row += [number(curve.mean[n]), number(curve.std[n])] if within else ["", ""]
+            row += [
+                number(values[n]) if within and values else ""
+                for values in (curve.mean, curve.low, curve.high)
+            ]
         rows.append(row)
     return table(head, rows)
 
@@ -78,10 +88,13 @@ def _accuracy_table(comparison: Comparison) -> str:
 def _difference_tables(comparison: Comparison) -> str:
     tables = []
     for each in comparison.differences:
-        points = zip(each.share, each.mean, each.std, strict=True)
-        rows = [[f"{100 * share:.1f}", f"{100 * mean:+.2f}", number(std)] for share, mean, std in points]
+        rows = []
+        for n, share in enumerate(each.share):
+            values = [f"{100 * part[n]:+.2f}" if part else "" for part in (each.mean, each.low, each.high)]
+            rows.append([f"{100 * share:.1f}", *values, number(each.std[n])])
         title = escape(f"{each.name} minus {each.baseline}")
-        tables.append(f"<p>{title}</p>{table(['scene %', 'points', 'std'], rows)}")
+        head = ["scene %", "points", "from", "to", "std of seeds"]
+        tables.append(f"<p>{title}</p>{table(head, rows)}")
     return "".join(tables)
 
 
@@ -103,6 +116,7 @@ def _runs(comparison: Comparison) -> str:
     rows = []
     for name, evaluation in zip(comparison.names, comparison.evaluations, strict=True):
         fit, timing = evaluation.early_exit.fit.reported, evaluation.early_exit.timing
+        guesses = evaluation.is_at_chance
         whole, cost, found = evaluation.whole_image, evaluation.cost, evaluation.calibration
         rows.append(
             [
@@ -111,8 +125,8 @@ def _runs(comparison: Comparison) -> str:
                 evaluation.way_of_looking,
                 percent(evaluation.accuracy.ensemble.top1.mean[-1]),
                 "" if whole is None else percent(whole.top1),
-                f"{percent(fit.accuracy)} at {fit.mean_glimpses:.1f}",
-                "" if timing is None else percent(timing.time_saved, 0),
+                "at chance" if guesses else f"{percent(fit.accuracy)} at {fit.mean_glimpses:.1f}",
+                "" if timing is None or guesses else percent(timing.time_saved, 0),
                 f"{100 * found.before.ece:.1f} → {100 * found.after.ece:.1f} %",
                 "" if cost is None else f"{cost.cumulative[-1] / 1e9:.3g} G",
             ]

@@ -14,6 +14,9 @@ from stam.show.figures import data_uri, to_bytes
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
+BAND = "The band is the 95 % interval over images."  # in every chart that has one
+
+
 class Charts:
     """The charts of a page, each in a light and a dark version."""
 

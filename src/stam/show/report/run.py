@@ -5,8 +5,9 @@ from typing import Any
 
 from stam.evaluation.examples import Example
 from stam.evaluation.results import Evaluation, Reliability
-from stam.show.figures import DARK, LIGHT, evaluation_figures
+from stam.show.figures import DARK, LIGHT, answer_figures, evaluation_figures
 from stam.show.report.page import (
+    BAND,
     Charts,
     Section,
     cards,
@@ -22,9 +23,14 @@ from stam.show.report.page import (
 )
 from stam.show.report.strips import example_strip
 
+_MOST_PAIRS = 100  # pairs of confused classes in the table
+
 
 def run_report(
-    evaluation: Evaluation, examples: Sequence[Example] = (), metrics: Sequence[Mapping[str, Any]] = ()
+    evaluation: Evaluation,
+    examples: Sequence[Example] = (),
+    metrics: Sequence[Mapping[str, Any]] = (),
+    mistakes: Sequence[Example] = (),
 ) -> str:
     """Returns the page of one run.
 
@@ -32,11 +38,16 @@ def run_report(
         evaluation: What was measured.
         examples: Scenes to show glimpse by glimpse.
         metrics: The lines of the run's `metrics.jsonl`.
+        mistakes: The scenes of its worst mistakes.
     """
-    light, dark = (evaluation_figures(evaluation, metrics, theme) for theme in (LIGHT, DARK))
+    light, dark = (
+        evaluation_figures(evaluation, metrics, theme) | answer_figures(evaluation, (), theme)
+        for theme in (LIGHT, DARK)
+    )
     charts = Charts(light, dark)
     sections = [
         Section("accuracy", "Accuracy", _accuracy(evaluation, charts)),
+        Section("answers", "Classes and mistakes", _answers(evaluation, mistakes, charts)),
         Section("early", "Early exit", _early_exit(evaluation, charts)),
         Section("calibration", "Calibration", _calibration(evaluation, charts)),
         Section("looking", "Where it looks", _looking(evaluation, examples, charts)),
@@ -68,6 +79,9 @@ def _tiles(evaluation: Evaluation) -> str:
         tiles.append(tile(percent(curve.mean[-1]), f"right after all {evaluation.num_glimpses} glimpses"))
     if evaluation.whole_image is not None:
         tiles.append(tile(percent(evaluation.whole_image.top1), "teacher, whole image: the ceiling"))
+    if evaluation.is_at_chance:
+        tiles.append(tile("at chance", evaluation.chance_in_words()))
+        return f'<div class="tiles">{"".join(tiles)}</div>'
     fit = evaluation.early_exit.fit.reported
     meaning = f"right with {fit.mean_glimpses:.1f} glimpses on average, with early exit"
     tiles.append(tile(percent(fit.accuracy), meaning))
@@ -83,8 +97,8 @@ def _tiles(evaluation: Evaluation) -> str:
 
 def _accuracy(evaluation: Evaluation, charts: Charts) -> str:
     caption = (
-        "Accuracy after each glimpse. The band is five standard deviations over "
-        f"{count_of(len(evaluation.seeds), 'seed')} of the first location."
+        "Accuracy after each glimpse, the mean over "
+        f"{count_of(len(evaluation.seeds), 'seed')} of the first location. {BAND}"
     )
     if evaluation.whole_image is not None and evaluation.whole_image.low_resolution:
         caption += (
@@ -107,12 +121,13 @@ def _accuracy_table(evaluation: Evaluation) -> str:
     top1, top5 = evaluation.accuracy.ensemble.top1, evaluation.accuracy.ensemble.top5
     shrunk = evaluation.whole_image.low_resolution if evaluation.whole_image else ()
     low = {each.num_glimpses: each for each in shrunk}
-    head = ["glimpses", "pixels", "scene %", "top-1 %", "std", "top-5 %", "std"]
+    head = ["glimpses", "pixels", "scene %", "top-1 %", "from %", "to %", "std of seeds", "top-5 %"]
     head += ["low-res size", "low-res top-1 %", "low-res top-5 %"] if low else []
     rows = []
     for n in range(evaluation.num_glimpses):
         row = [n + 1, evaluation.pixels[n], f"{100 * evaluation.share[n]:.1f}"]
-        row += [number(value[n]) for value in (top1.mean, top1.std, top5.mean, top5.std)]
+        ends = [number(end[n]) if end else "" for end in (top1.low, top1.high)]
+        row += [number(top1.mean[n]), *ends, number(top1.std[n]), number(top5.mean[n])]
         if n + 1 in low:
             each = low[n + 1]
             row += [f"{each.height}x{each.width}", number(each.top1), number(each.top5)]
@@ -133,8 +148,51 @@ def _readout_table(evaluation: Evaluation) -> str:
     return table(head, rows)
 
 
+def _answers(evaluation: Evaluation, mistakes: Sequence[Example], charts: Charts) -> str:
+    answers, classes = evaluation.answers, evaluation.data.classes
+    if answers is None:
+        return ""
+    found, counts = answers.per_class, answers.confusion
+    weakest = found.weakest(len(classes))
+    rows = [
+        [classes[label], f"{found.num_scenes[label]:,}"]
+        + [number(part[label]) for part in (found.accuracy, found.low, found.high)]
+        for label in weakest
+    ]
+    each = table(["class", "scenes", "accuracy %", "from %", "to %"], rows, text_columns=(0,))
+    confused = table(
+        ["true class", "answer", "answers", "% of the true class"],
+        [
+            [classes[truth], classes[answer], f"{times:,}", number(times / counts.num_answers[truth])]
+            for truth, answer, times in counts.mistaken(_MOST_PAIRS)
+        ],
+        text_columns=(0, 1),
+    )
+    named = ", ".join(f"{classes[label]} ({percent(found.accuracy[label])})" for label in weakest[:5])
+    text = f"{evaluation.chance_in_words()}. The weakest classes are {named}."
+    caption = (
+        f"How often the answer after {count_of(evaluation.num_glimpses, 'glimpse')} was each class, in % of "
+        "the true class."
+    )
+    shown = ""
+    if mistakes:
+        shown = paragraph(
+            "The worst mistakes: the wrong answers of highest confidence, with the first locations of the "
+            "first seed."
+        )
+        shown += "".join(example_strip(example, None) for example in mistakes)
+    return (
+        paragraph(text)
+        + cards(charts.card("confusion", caption, confused))
+        + folded("Accuracy of every class", each)
+        + shown
+    )
+
+
 def _early_exit(evaluation: Evaluation, charts: Charts) -> str:
     found = evaluation.early_exit
+    if evaluation.is_at_chance:
+        return paragraph("Not reported: the answers are at chance, and a guess needs no glimpse at all.")
     fit, timing = found.fit, found.timing
     goal = f"at most {fit.goal_value:g} glimpses on average"
     if fit.goal == "accuracy":

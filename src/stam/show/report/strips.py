@@ -22,8 +22,11 @@ _MOVING_STEPS = 20
 _NUM_ANIMATIONS = 2
 
 
-def example_strip(example: Example, number: int) -> str:
-    """Returns one example: the scene, what was seen after each glimpse, policy maps, an animation."""
+def example_strip(example: Example, number: int | None) -> str:
+    """Returns one example: the scene, what was seen after each glimpse, policy maps, an animation.
+
+    The first examples by number have an animation; without a number there are no policy maps either.
+    """
     story = scenes.story_of(example)
     truth, items = escape(story.name), []
     whole = draw_scene(story, _SIDE)
@@ -35,11 +38,11 @@ def example_strip(example: Example, number: int) -> str:
         words = f'<span class="count">{count}</span>{answer}{100 * story.confidences[count - 1]:.0f} %'
         frame = draw_frame(story, count, _SIDE)
         items.append(_item(example, frame, f"seen after {count} glimpses", words))
-    moving = ""
-    if number <= _NUM_ANIMATIONS:
+    moving, maps = "", _maps(example) if number is not None else ""
+    if number is not None and number <= _NUM_ANIMATIONS:
         source = data_uri(animation_bytes([scenes.story_of(example, _MOVING_STEPS)]), "image/gif")
         moving = folded("Animation", f'<img class="gif" src="{source}" alt="the same, moving">', scroll=False)
-    return f"<h3>{truth}</h3>{_strip(items)}{_maps(example)}{moving}"
+    return f"<h3>{truth}</h3>{_strip(items)}{maps}{moving}"
 
 
 def _strip(items: Iterable[str]) -> str:
