@@ -133,7 +133,7 @@ def test_what_is_for_agents_alone_says_so(tmp_path, capsys):
     save_system(small("ram"), tmp_path / "ram")
     with pytest.raises(StamError, match="a system of the zoo, not an agent: stam.zoo.load opens it"):
         stam.load(tmp_path / "ram")
-    assert run("serve", tmp_path / "ram") == 2
+    assert run("export", tmp_path / "ram", "--out", tmp_path / "ram.onnx") == 2
     assert "a system of the zoo" in capsys.readouterr().err
     agent = stam.load("digits")
     assert load_looker(package_folder("digits")).config == agent.config
