@@ -49,20 +49,15 @@ def look(looker: Looker, images: torch.Tensor, num_glimpses: int, policy: str) -
     return partial(looker.look_from, images, num_glimpses, first, chosen)
 
 
-def last_step(looker: Looker, num_glimpses: int) -> Callable[[], object]:
-    """Returns a call that feeds a live session its last glimpse; it can be repeated."""
-    session = Session(looker, first_location=0)
+def last_step(looker: Looker, num_glimpses: int, times: int) -> Callable[[], object]:
+    """Returns a call that feeds the next of some live sessions its last glimpse."""
     glimpses = torch.randn(looker.grid.num_locations, 3, *looker.grid.glimpse_size)
-    for _ in range(num_glimpses - 1):
-        assert session.location is not None
-        session.observe(glimpses[looker.grid.index(session.location)])
-    before = session.snapshot
-
-    def step() -> object:
-        session.commit(before)
-        return session.observe(glimpses[0])
-
-    return step
+    sessions = [Session(looker, first_location=0) for _ in range(times)]
+    for session in sessions:
+        for _ in range(num_glimpses - 1):
+            assert session.location is not None
+            session.observe(glimpses[looker.grid.index(session.location)])
+    return lambda: sessions.pop().observe(glimpses[0])
 
 
 @torch.no_grad()
@@ -77,7 +72,9 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
             runs = {core: look(lookers[core], images, count, policy) for core in CORES}
             cases.append((name, batch_size, runs))
     if device.type == "cpu":
-        cases.append(("step", 1, {core: last_step(lookers[core], count) for core in CORES}))
+        cases.append(
+            ("step", 1, {core: last_step(lookers[core], count, arguments.rounds + 1) for core in CORES})
+        )
     for name, batch_size, runs in cases:
         times = in_turn(runs, device, arguments.rounds)
         medians = {f"{core} ms": round(1e3 * statistics.median(times[core]), 2) for core in CORES}

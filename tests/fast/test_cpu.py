@@ -9,7 +9,8 @@ import torch
 
 import stam
 from stam.fast import prepare
-from stam.fast.cpu import PackedLinear, PackedLooker
+from stam.fast.cpu import PackedLooker
+from stam.fast.cpu_layers import PackedLinear
 from stam.learning.optimisation import make_optimiser
 from stam.model.agent import PlainLooker
 from stam.scene.sensor import ImageSensor

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stam.fast import kernels
 from stam.fast.bf16_weights import Bf16Weights
-from stam.fast.cpu import scale_and_shift
+from stam.fast.cpu_layers import scale_and_shift
 from stam.fast.cuda_causal import FusedCausalCore
 from stam.fast.cuda_transformer import encode
 from stam.fast.known import unknown_part
