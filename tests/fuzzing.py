@@ -32,11 +32,16 @@ from agents import randomise, tiny_config
 from damage import damage_bytes, damage_json, damage_pth, damage_safetensors, save_pth
 from deits import CLASSES, deit_state, to_hugging_face
 from images import make_image_folder
+from learners import learner
 from made_up import made_up
 from PIL import Image
 from safetensors.torch import save_file
+from zooing import glyph_file, small
 
 import stam
+from stam.cli.batch import COLUMNS, open_rows
+from stam.cli.info import run_lines
+from stam.cli.logging import _ids, _remember
 from stam.cli.settings_file import read_settings
 from stam.data import (
     SplitRecord,
@@ -47,12 +52,14 @@ from stam.data import (
     prepare_shards,
     save_record,
 )
+from stam.data.clutter import open_clutter
 from stam.data.fmow import _read_box, _read_boxes, _SkipError
 from stam.data.memory import recall, record_file, remember
 from stam.errors import StamError
 from stam.evaluation import compare, load_evaluation, save_evaluation
 from stam.evaluation.examples import Example, load_examples, save_examples
 from stam.learning.experiment import recipe_of, reopen
+from stam.learning.loop import restore
 from stam.learning.overview import overview
 from stam.learning.recipes import get_recipe
 from stam.learning.runs import RunFolder, read_metrics, recorded_resize_size
@@ -60,6 +67,10 @@ from stam.live.saving import load_session, save_session
 from stam.model.vit import VisionTransformer
 from stam.scene.grid import Grid
 from stam.weights import find_agent, load_authors, load_deit, load_teacher_folder, save_agent, save_teacher
+from stam.weights.hub import model_card
+from stam.zoo import SYSTEMS, load_looker
+from stam.zoo.saving import save_system
+from stam.zoo.training import config_from, default_config, is_zoo_run, read_config
 
 MOST_SECONDS = 10
 MOST_MEMORY = 6 * 2**30  # a file that asks for more is a failure, not the end of the machine
@@ -102,6 +113,7 @@ def make_targets(folder: Path) -> dict[str, Target]:
     return {
         **_agent_targets(folder, agent.eval()),
         **_run_targets(folder, agent),
+        **_zoo_targets(folder),
         **_result_targets(folder),
         **_weights_targets(folder),
         **_image_targets(folder),
@@ -132,10 +144,13 @@ def _agent_targets(folder: Path, agent: stam.Agent) -> dict[str, Target]:
         session.observe(torch.randn(3, 8, 8))
     session.missed()
     save_session(session, folder / "session")
+
+    def use_agent() -> None:
+        stam.load(folder / "agent")
+        model_card(folder / "agent", "me/agent")
+
     return {
-        "config.json of an agent": _json_target(
-            folder / "agent/config.json", lambda: stam.load(folder / "agent")
-        ),
+        "config.json of an agent": _json_target(folder / "agent/config.json", use_agent),
         "config.json of a teacher": _json_target(
             folder / "teacher/config.json", lambda: load_teacher_folder(folder / "teacher")
         ),
@@ -165,7 +180,7 @@ def _run_targets(folder: Path, agent: stam.Agent) -> dict[str, Target]:
     def use_run() -> None:
         recorded_resize_size(find_agent(run.path), None)
         recipe_of(reopen(run.path, "train"))
-        overview(run.path)
+        run_lines(overview(run.path))
         read_settings(run.record_file, "train").over("tiny")
         run.config()
 
@@ -174,6 +189,11 @@ def _run_targets(folder: Path, agent: stam.Agent) -> dict[str, Target]:
     timed.write_record("tiny", get_recipe("tiny"), SplitRecord(("a", "b"), 2, 1, "x"))
     for epoch in range(3):
         timed.log({"epoch": epoch, "seconds": 2.0 * epoch}, "timing.jsonl")
+    own_json, trackers = folder / "mine.json", folder / "tracked" / "trackers.json"
+    own_json.write_text(json.dumps({"recipe": "tiny", "data": {"path": "x"}, "training": {"epochs": 3}}))
+    trackers.parent.mkdir()
+    _remember(trackers.parent, "wandb", "abc123")
+    _remember(trackers.parent, "mlflow", "def456")
     settings.write_text('recipe = "tiny"\n[data]\npath = "x"\n[training]\nepochs = 3\nbase_lr = 1e-4\n')
     return {
         "timing.jsonl": Target(
@@ -186,6 +206,8 @@ def _run_targets(folder: Path, agent: stam.Agent) -> dict[str, Target]:
             functools.partial(damage_bytes, settings.read_bytes()),
             lambda: read_settings(settings, "train").over("tiny"),
         ),
+        "settings .json": _json_target(own_json, lambda: read_settings(own_json, "train").over("tiny")),
+        "trackers.json": _json_target(trackers, lambda: _ids(trackers.parent)),
         "run.json": _json_target(run.record_file, use_run),
         "split.json": _json_target(split, lambda: load_record(split)),
         "metrics.jsonl": Target(
@@ -196,7 +218,52 @@ def _run_targets(folder: Path, agent: stam.Agent) -> dict[str, Target]:
         "state.pt": Target(
             state / "state.pt", lambda random: damage_pth(sound, whole, random), RunFolder(state).load_state
         ),
+        "state.pt of an agent": _state_target(folder / "trained"),
         "remembered image check": _json_target(record_file("fuzz"), lambda: recall("fuzz", 5)),
+    }
+
+
+def _state_target(folder: Path) -> Target:
+    """The state of a training, read and put into a learner."""
+    run, trained = RunFolder.create(folder), learner()
+    whole = trained.state_dict() | {"position": [1, 0], "best": 0.5}
+    run.save_state(whole)
+    sound, saved = run.state_file.read_bytes(), torch.load(run.state_file, weights_only=True)
+    return Target(
+        run.state_file, lambda random: damage_pth(sound, saved, random), lambda: restore(trained, run)
+    )
+
+
+def _zoo_targets(folder: Path) -> dict[str, Target]:
+    """A system of the zoo: its two files, and what its run records."""
+    for name in ("system", "system weights"):
+        save_system(small("ram"), folder / name)
+    run = RunFolder.create(folder / "zoo run")
+    run.write_record("ram", default_config("ram", "x"), SplitRecord(("a", "b"), 2, 1, "x"))
+    digits = glyph_file(folder)
+    sound = digits.read_bytes()
+
+    def use_run() -> None:
+        run_lines(overview(run.path))
+        file = read_settings(run.record_file, "train")
+        if is_zoo_run(run.path) and file.system in SYSTEMS:
+            config_from(file.values)
+            read_config(run)
+
+    def use_digits() -> None:
+        splits = open_clutter(digits)
+        splits.train.load(0)
+        splits.val.load(0)
+
+    return {
+        "config.json of the zoo": _json_target(
+            folder / "system/config.json", lambda: load_looker(folder / "system")
+        ),
+        "model.safetensors of the zoo": _tensors_target(
+            folder / "system weights/model.safetensors", lambda: load_looker(folder / "system weights")
+        ),
+        "run.json of the zoo": _json_target(run.record_file, use_run),
+        "digits .npz": Target(digits, functools.partial(damage_bytes, sound), use_digits),
     }
 
 
@@ -335,10 +402,20 @@ def _list_targets(folder: Path) -> dict[str, Target]:
     for index in range(6):
         Image.new("RGB", (4, 4)).save(folder / f"image{index}.png")
     sound = "\n".join(["path,label,split", *rows]).encode()
+    answers = folder / "answers.csv"
+    written = [",".join(COLUMNS), *(f"image{index}.png,a,0.9,3,,False,a," for index in range(6))]
+
+    def use_answers() -> None:
+        with open_rows(answers, resume=True):
+            pass
+
     return {
+        "answers of stam predict .csv": Target(
+            answers, functools.partial(damage_bytes, "\r\n".join([*written, ""]).encode()), use_answers
+        ),
         "list of images .csv": Target(
             listed, functools.partial(damage_bytes, sound), lambda: open_scenes(str(listed))
-        )
+        ),
     }
 
 

@@ -273,8 +273,18 @@ def test_data_that_shares_images_with_the_training_is_said_to(tmp_path, capsys, 
     make_image_folder(tmp_path / "images", train=8)
     monkeypatch.chdir(tmp_path)
     stam_says(capsys, "train", "tiny", "images", "--out", "run", "--no-fit", *TINY)
-    out = tmp_path / "found.json"
-    _, err = stam_says(
-        capsys, "evaluate", "run", "--data", "images/train", *QUICK, "--examples", "0", "--out", out
-    )
-    assert "'images/train' shares images with 'images', which the agent was trained on" in err
+    shutil.copytree("images/train/class0", "elsewhere/class0")
+    shutil.copytree("images/val/class1", "elsewhere/class1")
+    num_val = len(list(Path("images/val/class1").iterdir()))
+    said = {
+        "images/train": "24 of the 24 images in 'images/train' are among those it was trained on",
+        "elsewhere": f"8 of the {8 + num_val} images in 'elsewhere' are among those it was trained on",
+        "images/val": "",  # held out, though it lies in the same folder
+    }
+    for data, expected in said.items():
+        for agent in ("run", "run/best"):
+            out = tmp_path / "found.json"
+            _, err = stam_says(
+                capsys, "evaluate", agent, "--data", data, *QUICK, "--examples", "0", "--out", out
+            )
+            assert expected in err and ("too good" in err) == bool(expected), (agent, data)

@@ -56,10 +56,14 @@ def test_a_mistake_leaves_no_folder(config, tmp_path, begin):
     assert not out.exists()
 
 
-def test_an_agent_can_start_as_its_teacher(config, tmp_path):
+def test_an_agent_can_start_as_its_teacher(config, tmp_path, capsys):
     still = dataclasses.replace(config.training, base_lr=0.0, min_lr=0.0)  # the core stays where it starts
     config = dataclasses.replace(config, training=still, start_from_teacher=True)
     agent = experiment.begin(config, tmp_path / "run")
+    assert "no teacher given: fine-tuning one" in capsys.readouterr().err
+    experiment.resume(tmp_path / "run")
+    err = capsys.readouterr().err
+    assert "no teacher given" not in err and f"its teacher is in {tmp_path / 'run/teacher/best'}" in err
     teacher = load_teacher_folder(tmp_path / "run/teacher/best")[0].model
     assert agent.core.blocks[0].attn.qkv.weight.equal(teacher.blocks[0].attn.qkv.weight)
     for head in (agent.core.head, agent.core.head_dist):

@@ -14,8 +14,10 @@ from torch import nn
 import stam
 from stam import weights
 from stam.errors import WeightsError
+from stam.learning.finetuning import build_student
 from stam.model.agent import interpolate_positions
 from stam.model.vit import VisionTransformer
+from stam.settings import TeacherConfig
 
 
 def test_save_and_load_keep_everything_but_the_critic(tmp_path, agent, images):
@@ -209,3 +211,21 @@ def test_an_agent_on_a_grid_that_is_not_square_is_started_from_with_its_own_grid
     other = weights.start_agent(str(tmp_path / "wide"), tiny_config(image_size=(72, 64), glimpse_size=4))
     want = interpolate_positions(wide.core.pos_embed[:, 2:], (9, 16), (18, 16))
     torch.testing.assert_close(other.core.pos_embed[:, 2:], want)
+
+
+def test_whatever_starts_from_a_model_of_ours_takes_its_grid(tmp_path):
+    """Agents, teachers and backbones; from an agent, from a teacher, and from their weights files alone."""
+    config = tiny_config(image_size=(36, 64), glimpse_size=4, patch_size=4)
+    wide = stam.Agent(config)
+    randomise(wide)
+    weights.save_agent(wide, tmp_path / "agent")
+    labels = tuple("abcde")
+    student, record = build_student(TeacherConfig(), config, str(tmp_path / "agent"), labels)
+    assert student.pos_embed.equal(wide.core.pos_embed)
+    weights.save_teacher(student, tmp_path / "teacher", record)
+    for source in ("teacher", "teacher/model.safetensors", "agent/model.safetensors"):
+        again = weights.start_agent(str(tmp_path / source), config)
+        assert again.core.pos_embed.equal(wide.core.pos_embed), source
+    file = tmp_path / "teacher/model.safetensors"
+    teacher = weights.load_teacher(file, 5, image_size=(36, 64), num_heads=config.num_heads)
+    assert teacher.model.pos_embed.equal(wide.core.pos_embed)

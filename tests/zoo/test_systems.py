@@ -356,3 +356,16 @@ def test_the_template_is_a_system():
     losses = system.losses("together", images, labels, RandomSource(torch.Generator().manual_seed(0)))
     sum(losses.values()).backward()
     assert system.classifier.weight.grad is not None
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_fewest_glimpses_can_be_learned_from(name):
+    """Fewer are refused when a system is built, not in the middle of its training."""
+    least = require_system(name).settings.least_glimpses
+    system = small(name, num_glimpses=least)
+    for stage in system.stages:
+        random = RandomSource(torch.Generator())
+        losses = system.losses(stage.name, torch.rand(2, 1, 24, 24), torch.tensor([0, 1]), random)
+        assert all(loss.isfinite() for loss in losses.values())
+    with pytest.raises(ConfigError, match="num_glimpses must be at least"):
+        small(name, num_glimpses=least - 1)

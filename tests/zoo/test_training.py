@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import resource
+import shutil
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from stam.errors import StamError, WeightsError
 from stam.evaluation import load_evaluation
 from stam.learning import loop
 from stam.learning.loop import Interrupted
-from stam.learning.runs import RunFolder
+from stam.learning.runs import RunFolder, read_metrics
 from stam.weights import package_folder
 from stam.zoo import SYSTEMS, load, load_looker, load_system, save_system
 from stam.zoo.training import begin, default_config, read_config, resume
@@ -162,10 +164,54 @@ def test_the_command_resumes_a_run_by_its_folder_alone(digits, tmp_path, capsys)
     assert run("train", "--resume", "--out", out) == 0
     assert run("train", "ram", "--resume", "--out", out) == 2
     assert "was begun with 'stn'" in capsys.readouterr().err
-    assert run("train", "--resume", "--out", out, "--epochs", 3) == 2
-    assert "leave out --epochs" in capsys.readouterr().err
+    assert run("train", "--resume", "--out", out, "--lr", 3) == 2
+    assert "leave out --lr" in capsys.readouterr().err
     assert run("train", "stn", "--resume", "--out", tmp_path / "none") == 2
     assert "no run at" in capsys.readouterr().err
+
+
+def test_a_run_is_extended_by_its_last_stage(digits, tmp_path, capsys):
+    out = tmp_path / "run"
+    begin(brief("saccader", digits), out)  # three stages, an epoch each
+    stages = [line["stage"] for line in read_metrics(out / "metrics.jsonl")]
+    assert stages == sorted(stages) and stages[-1] == 3
+    assert run("train", "--resume", "--out", out, "--epochs", 2) == 2
+    assert "has 3 epochs: give more" in capsys.readouterr().err
+    for _ in range(2):  # the command can be given again
+        assert run("train", "--resume", "--out", out, "--epochs", 5) == 0
+    err = capsys.readouterr().err
+    assert "extended from 3 to 5 epochs, of which 3 are done" in err and "has 5 epochs already" in err
+    assert [line["stage"] for line in read_metrics(out / "metrics.jsonl")] == [*stages, 3, 3]
+    assert RunFolder(out).record()["extended_from"] == (3,)
+
+
+def test_a_system_keeps_its_preprocessing_with_its_weights(tmp_path, capsys):
+    """A copied weights folder evaluates as its run does."""
+    data = make_image_folder(tmp_path / "images", classes=2, train=3, val=2)
+    settings = "--image-size 24 --glimpse-size 4 --num-glimpses 2 --hidden-width 8 --resize-size 31".split()
+    few = ["--epochs", 1, "--batch-size", 4, "--device", "cpu", "--num-workers", 0]
+    assert run("train", "ram", data, "--out", tmp_path / "run", *settings, *few) == 0
+    shutil.copytree(tmp_path / "run/last", tmp_path / "copy")
+    assert load(tmp_path / "copy").facts.resize_size == 31
+    capsys.readouterr()
+    image, answers = next(data.rglob("*.png")), []
+    for agent in ("run", "copy"):
+        assert run("predict", tmp_path / agent, image, "--json") == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0] == answers[1]
+    assert run("train", "ram", data, "--out", tmp_path / "x", "--preprocess-size", 3) == 2
+    assert "it is --resize-size of the data" in capsys.readouterr().err
+
+
+def test_absurd_sizes_of_a_system_take_no_memory(tmp_path):
+    save_system(small("ram"), tmp_path / "ram")
+    record = json.loads((tmp_path / "ram/config.json").read_text())
+    record["system"]["hidden_width"] = 10**8
+    (tmp_path / "ram/config.json").write_text(json.dumps(record))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(WeightsError, match="expected shape"):
+        load_system(tmp_path / "ram")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
 
 def test_a_folder_of_images_trains_and_predicts(tmp_path, capsys):

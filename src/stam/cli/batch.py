@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -122,8 +123,7 @@ def _finished(path: Path) -> dict[str, tuple[str | None, str | None]]:
     """Returns what a file has rows of, and cuts off a last row that is not whole."""
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    lines = whole.decode(errors="surrogateescape").splitlines(keepends=True)
-    reader = csv.DictReader(lines)
+    reader = csv.DictReader(io.StringIO(whole.decode(errors="surrogateescape"), newline=""))
     if tuple(reader.fieldnames or COLUMNS) != COLUMNS:
         raise FileError(f"'{path}' was not written by stam predict: name another file")
     done = {row["image"]: (row["label"] or None, row["truth"] or None) for row in reader}

@@ -170,7 +170,8 @@ def card_lines(folder: Path) -> dict[str, str]:
     card = folder / "README.md"
     if not card.is_file():
         return {}
-    entries = re.findall(r"^- \*\*(Data|Limits)\*\*: (.*(?:\n  .*)*)", card.read_text(), re.MULTILINE)
+    text = card.read_text(errors="replace")
+    entries = re.findall(r"^- \*\*(Data|Limits)\*\*: (.*(?:\n  .*)*)", text, re.MULTILINE)
     names = {"Data": "trained on", "Limits": "limits"}
     return {names[name]: " ".join(text.split()) for name, text in entries} | {"card": str(card)}
 

@@ -180,10 +180,18 @@ def extend_if_asked(out: Path, command: str, options: list[str]) -> None:
         command: The command that is to go on, train or teacher.
         options: All options given.
     """
-    epochs = value_of(options, "--epochs")
+    epochs = epochs_asked(options)
     if epochs is None:
         return
-    require(epochs.isdecimal(), f"--epochs must be a whole number, got '{epochs}'")
     if distributed.rank() == 0:
-        print(extend(out, command, int(epochs)), file=sys.stderr)
+        print(extend(out, command, epochs), file=sys.stderr)
     distributed.wait()  # the others read what was written
+
+
+def epochs_asked(options: list[str]) -> int | None:
+    """Returns the --epochs that are given to a run that is resumed, if they are."""
+    epochs = value_of(options, "--epochs")
+    if epochs is None:
+        return None
+    require(epochs.isdecimal(), f"--epochs must be a whole number, got '{epochs}'")
+    return int(epochs)

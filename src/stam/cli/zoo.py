@@ -10,7 +10,7 @@ import tyro
 
 from stam.cli.logging import OPTIONS, metric_loggers
 from stam.cli.parsing import next_command, parse, require_out, value_of, wants_help
-from stam.cli.recipes import refuse
+from stam.cli.recipes import epochs_asked, refuse
 from stam.cli.settings_file import SettingsFile, read_settings
 from stam.errors import require
 from stam.learning.runs import RunError, RunFolder
@@ -23,6 +23,7 @@ from stam.zoo.training import (
     begin,
     config_from,
     default_config,
+    extend,
     is_zoo_run,
     read_config,
     resume,
@@ -51,6 +52,7 @@ def train(positionals: list[str], options: list[str]) -> None:
         _go_on(positionals, options)
         return
     refuse(options, ("--num-classes", "--labels"), "the classes come from the data")
+    refuse(options, ("--preprocess-size",), "it is --resize-size of the data")
     refuse(options, ("--path",), "name the data after the system")
     default = _base(positionals, options)
     name = default.name
@@ -83,7 +85,7 @@ def _base(positionals: list[str], options: list[str]) -> ZooConfig:
 
 
 def _go_on(positionals: list[str], options: list[str]) -> None:
-    allowed = ("--resume", "--out", *OPTIONS)
+    allowed = ("--resume", "--out", "--epochs", *OPTIONS)
     extra = [each for each in options if each.startswith("--") and each.split("=")[0] not in allowed]
     if extra:
         raise RunError(f"--resume goes on with the settings of the run: leave out {' '.join(extra)}")
@@ -94,6 +96,9 @@ def _go_on(positionals: list[str], options: list[str]) -> None:
         raise RunError(f"the run in '{out}' was begun with '{config.name}': leave out {positionals[0]}")
     if positionals[1:] and Path(positionals[1]).resolve() != Path(config.data.path).resolve():
         raise RunError(f"the run in '{out}' was begun with '{config.data.path}': leave out {positionals[1]}")
+    epochs = epochs_asked(options)
+    if epochs is not None:
+        print(extend(out, epochs), file=sys.stderr)
     resume(out, metric_loggers(out, *(name in options for name in OPTIONS)))
     _say_done(out)
 
@@ -121,7 +126,7 @@ class _Shared:
 
     Attributes:
         out: The run folder; everything goes there. Needed.
-        resume: Go on with the run in --out, exactly where it stopped.
+        resume: Go on with the run in --out, exactly where it stopped; with a larger --epochs, beyond its end.
         config: Take the settings of another run of this system: its folder, or its run.json.
         init: Where its DeiT starts, if it has one: a weights file, a run, package:NAME, hub:NAME, or none.
         tensorboard: Log to TensorBoard too (extra `logging`).

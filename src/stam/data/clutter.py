@@ -21,6 +21,8 @@ from stam.errors import DataError, require
 from stam.shapes import Int, UInt8
 
 _PARTS = ("train_images", "train_labels", "test_images", "test_labels")
+_MOST_BYTES = 2**30
+_MOST_CLASSES = 100_000
 
 
 class ClutteredScenes:
@@ -143,21 +145,16 @@ def open_clutter(path: Path, seed: int = 0) -> Splits:
     Raises:
         DataError: The file is not such a file.
     """
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            missing = [part for part in _PARTS if part not in stored.files]
-            if missing:
-                raise DataError(f"{path} lacks {', '.join(missing)}: it needs {', '.join(_PARTS)}")
-            parts = {part: stored[part] for part in _PARTS}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as digits: {error}") from error
+    parts = _read_parts(path)
     for split in ("train", "test"):
         images, labels = parts[f"{split}_images"], parts[f"{split}_labels"]
         sound = images.ndim == 3 and images.dtype == np.uint8 and labels.shape == images.shape[:1]
-        if not sound or len(images) == 0:
+        sound = sound and labels.dtype.kind in "iu" and len(labels) > 0
+        if not sound or labels.min() < 0 or labels.max() >= _MOST_CLASSES:
             raise DataError(
                 f"{path}: {split}_images must be bytes (digits, height, width) with a label each, "
-                f"got {images.dtype} {images.shape} and {labels.shape}"
+                f"a whole number from 0 on, got {images.dtype} {images.shape} and "
+                f"{labels.dtype} {labels.shape}"
             )
     train, test = (
         ClutteredScenes(parts[f"{split}_images"], parts[f"{split}_labels"], seed=seed + number)
@@ -167,3 +164,21 @@ def open_clutter(path: Path, seed: int = 0) -> Splits:
         raise DataError(f"{path}: its test digits are of other classes than its training digits")
     record = SplitRecord(train.classes, len(train), len(test), digest=f"clutter {path.name} seed {seed}")
     return Splits(train, test, record)
+
+
+def _read_parts(path: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays of a file of digits, and checks its sizes before memory is taken for them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        require(unpacked <= _MOST_BYTES, f"it would unpack to {unpacked} bytes")
+        with np.load(path, allow_pickle=False) as stored:
+            missing = [part for part in _PARTS if part not in stored.files]
+            if missing:
+                raise DataError(f"{path} lacks {', '.join(missing)}: it needs {', '.join(_PARTS)}")
+            return {part: stored[part] for part in _PARTS}
+    except DataError:
+        raise
+    except Exception as error:  # a damaged archive makes numpy and zipfile raise nearly anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{path} cannot be read as digits: {reason}") from error

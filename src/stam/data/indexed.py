@@ -76,8 +76,12 @@ class IndexedShards:
 
     def load(self, index: int, decode_size: int | None = None) -> UInt8[np.ndarray, "height width 3"]:
         """Reads and decodes one image."""
-        part = self._range(index)
-        name, size = f"image {index} in {part.path}", part.end - part.start
+        return decode_image(self.content(index), self._name(index), decode_size)
+
+    def content(self, index: int) -> bytes:
+        """Reads one image as it is stored."""
+        part, name = self._range(index), self._name(index)
+        size = part.end - part.start
         if size > MAX_IMAGE_BYTES:
             raise DataError(f"{name} has {size} bytes, at most {MAX_IMAGE_BYTES} are read: pack it anew")
         content = self._ahead.get(index)
@@ -87,7 +91,17 @@ class IndexedShards:
             raise DataError(f"{name}: the shard is shorter than its index says: copy or download it again")
         if len(content) > size:
             raise DataError(f"cannot read {part.path}: the server sends whole files, not the parts asked for")
-        return decode_image(content, name, decode_size)
+        return content
+
+    @property
+    def is_local(self) -> bool:
+        """Whether they lie in a folder."""
+        return not is_url(self._root)
+
+    @property
+    def file_sizes(self) -> Int[np.ndarray, "scenes"]:
+        """Bytes of each image."""
+        return self._table["size"].astype(np.int64)
 
     def read_ahead(self, indices: Int[np.ndarray, "_"]) -> None:
         """Reads images in as few requests as it takes; `load` then finds them in memory.
@@ -136,6 +150,9 @@ class IndexedShards:
         digest = hashlib.sha256(f"{shards}\0{self._shards}\0".encode("utf-8", "surrogateescape"))
         digest.update(self._table.tobytes())
         return digest.hexdigest()[:32]
+
+    def _name(self, index: int) -> str:
+        return f"image {index} in {self._range(index).path}"
 
     def _range(self, index: int) -> ByteRange:
         shard, offset, size, _ = self._table[index].tolist()

@@ -83,11 +83,16 @@ def read_ahead(scenes: Scenes, indices: Int[np.ndarray, "_"]) -> None:
 
 
 class Subset:
-    """Some scenes of another source, in the order of `indices`."""
+    """Some scenes of another source, in the order of `indices`.
+
+    Attributes:
+        source: The scenes they are taken from.
+        indices: Which ones.
+    """
 
     def __init__(self, scenes: Scenes, indices: Int[np.ndarray, "chosen"]) -> None:
-        self._scenes = scenes
-        self._indices = indices
+        self.source = self._scenes = scenes
+        self.indices = self._indices = indices
         self.classes = scenes.classes
         self.labels = scenes.labels[indices]
         self.run_length = run_length(scenes)
@@ -122,7 +127,7 @@ class Relabelled:
                 hint = did_you_mean(name, classes)
                 raise DataError(f"the agent does not know the class '{name}' of this data: {hint}")
         new_label = np.array([position[name] for name in scenes.classes], dtype=np.int64)
-        self._scenes = scenes
+        self.source = self._scenes = scenes
         self.classes = classes
         self.labels = new_label[scenes.labels]
         self.run_length = run_length(scenes)

@@ -8,16 +8,18 @@ import numpy as np
 
 from stam.config import AgentConfig
 from stam.data.checking import check_images
+from stam.data.overlap import num_shared
 from stam.data.randomness import random_order
+from stam.data.remote import is_url
 from stam.data.scenes import Scenes, Subset
-from stam.data.sources import is_what_was_split, open_for_evaluation
+from stam.data.sources import DIGITS, is_what_was_split, open_for_evaluation, open_scenes
 from stam.data.splits import SplitRecord
-from stam.errors import StamError, require
+from stam.errors import DataError, StamError, require
 from stam.learning.runs import RunFolder, recorded_resize_size
 from stam.model.agent import Agent
 from stam.model.looker import SceneLooker
 from stam.model.teacher import Teacher
-from stam.settings import RunConfig
+from stam.settings import DataConfig, RunConfig
 from stam.weights import FoundAgent, find_agent, find_teacher, load_agent, open_teacher, save_agent
 from stam.zoo import System, load_looker
 
@@ -126,10 +128,12 @@ def open_run(
             f"'{path}' is not a run folder, so say what to evaluate on: --data FOLDER, or --data digits"
         )
     found, note = _open_teacher(place, teacher, agent, config)
-    if trained_on is not None and not own_data and overlaps(data, trained_on.path):
-        shared = f"'{data}' shares images with '{trained_on.path}', which the agent was trained on"
-        note = f"{shared}: the result is too good; {note}"
     scenes = open_for_evaluation(data, labels, seed=seed, record=record)
+    if trained_on is not None and run is not None and not own_data:
+        seen = num_trained_on(scenes, trained_on, run.split())
+        if seen:
+            shared = f"{seen} of the {len(scenes)} images in '{data}' are among those it was trained on"
+            note = f"{shared}: the result is too good" + (f"; {note}" if note else "")
     if record is not None:
         part, num_then = ("test", record.num_test) if record.num_test else ("validation", record.num_val)
         settings["part"] = part
@@ -174,12 +178,15 @@ def is_same_data(data: str, trained_on: str, record: SplitRecord | None) -> bool
     return record is not None and is_what_was_split(data, record)
 
 
-def overlaps(data: str, trained_on: str) -> bool:
-    """Tells whether one of two folders lies in the other."""
-    if "digits" in (data, trained_on):
-        return False
-    one, other = _resolved(data), _resolved(trained_on)
-    return one in other.parents or other in one.parents
+def num_trained_on(scenes: Scenes, trained_on: DataConfig, record: SplitRecord | None) -> int:
+    """Returns how many scenes a run was trained on, by their bytes; 0 where its data is not at hand."""
+    if trained_on.path == DIGITS or is_url(trained_on.path):
+        return 0
+    try:
+        trained = open_scenes(trained_on.path, seed=trained_on.split_seed, record=record)
+    except DataError:
+        return 0
+    return num_shared(scenes, trained.train)
 
 
 def _resolved(data: str) -> Path:

@@ -145,23 +145,48 @@ def extend(out: str | Path, command: str, epochs: int) -> str:
     folder = reopen(out, command)
     part = "training" if command == "train" else "teacher_training"
     before = getattr(folder.config(), part)
-    if epochs < before.epochs:
-        raise RunError(
-            f"the run in '{out}' has {before.epochs} epochs: give more with --epochs, or leave it out"
-        )
-    if epochs == before.epochs:  # so that a command which extends a run can be started again
-        return f"the run has {epochs} epochs already"
+    done = lengthen(folder, part, before.epochs, epochs)
+    if done is None:
+        return already_has(epochs)
     after = dataclasses.replace(before, epochs=epochs)
-    with folder.locked():
-        folder.extend({part: {"epochs": epochs}}, before.epochs)
-    metrics = read_metrics(folder.metrics_file)
-    done = metrics[-1]["epoch"] + 1 if metrics else 0
     rates = [_peak_rate(each, epoch) for each, epoch in ((before, max(done - 1, 0)), (after, done))]
     return (
         f"extended from {before.epochs} to {epochs} epochs, of which {done} are done. The learning rate "
         f"follows the cosine of {epochs} epochs from here on: it was {rates[0]:.1e} and is {rates[1]:.1e} "
         f"next, so this is not the run that {epochs} epochs from the start would have been"
     )
+
+
+def already_has(epochs: int) -> str:
+    """Says that a run is as long as asked for: a command which extends a run can be started again."""
+    return f"the run has {epochs} epochs already"
+
+
+def lengthen(folder: RunFolder, part: str, before: int, epochs: int) -> int | None:
+    """Writes down that a run has more epochs.
+
+    Args:
+        folder: The run.
+        part: The part of its settings that holds its epochs.
+        before: Epochs it has.
+        epochs: Epochs it is to have.
+
+    Returns:
+        How many of them are done; nothing where it has as many already.
+
+    Raises:
+        RunError: It has more.
+    """
+    if epochs < before:
+        raise RunError(
+            f"the run in '{folder.path}' has {before} epochs: give more with --epochs, or leave it out"
+        )
+    if epochs == before:
+        return None
+    with folder.locked():
+        folder.extend({part: {"epochs": epochs}}, before)
+    metrics = read_metrics(folder.metrics_file)
+    return metrics[-1]["epoch"] + 1 if metrics else 0
 
 
 def _peak_rate(settings: TrainingConfig | TeacherConfig, epoch: int) -> float:
@@ -318,10 +343,21 @@ def _own_teacher(folder: RunFolder, config: RunConfig, student: Student, splits:
     inner = RunFolder(folder.path / "teacher")
     inner.path.mkdir(exist_ok=True)
     if distributed.rank() == 0:
-        print("no teacher given: fine-tuning one on the data first", file=sys.stderr)
+        print(_about_own_teacher(inner, config.teacher_training.epochs), file=sys.stderr)
     how_to_resume = distributed.how_to_resume("train", folder.path)
     # resumed in any case: what was logged before the first state was saved is taken back then
     return _finetune(inner, config, student, splits, True, (), how_to_resume)
+
+
+def _about_own_teacher(folder: RunFolder, epochs: int) -> str:
+    """Says what is done about a run's own teacher."""
+    metrics = read_metrics(folder.metrics_file) if folder.state_file.is_file() else []
+    done = metrics[-1]["epoch"] + 1 if metrics else 0
+    if done >= epochs:
+        return f"its teacher is in {folder.path / 'best'}"
+    if done:
+        return f"no teacher given: going on with the one being fine-tuned, {done} of {epochs} epochs are done"
+    return "no teacher given: fine-tuning one on the data first"
 
 
 def _finetune(

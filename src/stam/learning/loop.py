@@ -295,7 +295,9 @@ def restore(learner: Learner, run: RunFolder) -> None:
         learner.load_state_dict(state)
         epoch, batch = state["position"]
         learner.position, learner.best = (int(epoch), int(batch)), float(state["best"])
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        if min(learner.position) < 0 or not math.isfinite(learner.best):
+            raise ValueError(f"it is at {learner.position} with the best score {learner.best}")
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise run.damaged_state(error) from error
 
 

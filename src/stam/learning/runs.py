@@ -224,7 +224,7 @@ class RunFolder:
         if fcntl is None:  # no such locks on this system
             yield
             return
-        with (self.path / ".lock").open("a+") as file:
+        with (self.path / ".lock").open("a+", errors="replace") as file:
             deadline = time.monotonic() + _HEIRS_SECONDS
             while True:
                 try:
@@ -286,8 +286,8 @@ def versions() -> dict[str, str]:
 def recorded_resize_size(agent: FoundAgent, own: int | None) -> int | None:
     """Returns what the shorter side of a scene becomes before the centre is cropped, for an agent.
 
-    Its own configuration says it, `own`. An agent of an earlier version has it in its run only, and so has a
-    system of the zoo; one without either takes whole scenes: `None`.
+    Its own configuration says it, `own`. One of an earlier version has it in its run only; one without either
+    takes whole scenes: `None`.
     """
     if own is not None or agent.run is None:
         return own

@@ -15,6 +15,7 @@ from stam.model.agent import Agent, interpolate_positions
 from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
 from stam.scene.grid import Grid, Size
+from stam.weights.folder import recorded_patch_grid
 from stam.weights.state_dict import (
     Source,
     StateDict,
@@ -182,7 +183,7 @@ def _fit_positions(
     source: str,
     patch_grid: tuple[int, int] | None = None,
 ) -> None:
-    """Resizes position embeddings to another grid of patches; a file that does not say has a square one."""
+    """Resizes position embeddings to another grid of patches; weights that do not say have a square one."""
     positions = state["pos_embed"]
     if patch_grid is None:
         side = square_side(positions.shape[1] - num_readout, "patch positions", source)
@@ -240,7 +241,7 @@ def load_deit(
         glimpse_size: Pixels of a glimpse.
         num_heads: Attention heads; needed only where they are not 64 wide.
         patch_grid: Rows and columns of patches that the file's position embeddings are of; needed only where
-            they are not as many.
+            they are not as many and no `config.json` of ours beside the file says so.
         settings: Any other field of `AgentConfig`.
     """
     source = named(path)
@@ -255,7 +256,7 @@ def load_deit(
     )
     agent = Agent(config)
     state = _with_distillation(state)
-    _fit_positions(state, 2, config.grid.image_patches, source, patch_grid)
+    _fit_positions(state, 2, config.grid.image_patches, source, patch_grid or recorded_patch_grid(path))
     _fit_classifiers(state, agent.core.state_dict(), num_classes, class_indices, source)
     load_strictly(agent.core, state, source)
     agent.reset_location_embedding()
@@ -303,7 +304,12 @@ def load_teacher(
             "fine-tune it on the data first (stam teacher)"
         )
     fitted, settings = adapt_deit(
-        state, num_classes, class_indices, image_size=image_size, num_heads=num_heads
+        state,
+        num_classes,
+        class_indices,
+        image_size=image_size,
+        num_heads=num_heads,
+        patch_grid=recorded_patch_grid(path),
     )
     grid = _patch_grid(state, image_size)
     model = VisionTransformer(
@@ -320,8 +326,11 @@ def adapt_deit(
     *,
     image_size: Size = 224,
     num_heads: int | None = None,
+    patch_grid: tuple[int, int] | None = None,
 ) -> tuple[StateDict, dict[str, Any]]:
     """Fits a DeiT file, distilled or plain as it is, to other classes and another image size.
+
+    The arguments are those of `load_deit`.
 
     Returns:
         The parameters, and the settings of the `VisionTransformer` they belong to (but for its geometry).
@@ -333,7 +342,8 @@ def adapt_deit(
     fresh = VisionTransformer(
         num_classes=num_classes, patch_size=grid.patch_size, image_patches=grid.image_patches, **settings
     )
-    _fit_positions(state, fresh.num_readout, grid.image_patches, source)
+    known = patch_grid or recorded_patch_grid(path)
+    _fit_positions(state, fresh.num_readout, grid.image_patches, source, known)
     _fit_classifiers(state, fresh.state_dict(), num_classes, class_indices, source)
     load_strictly(fresh, state, source)
     return state, settings

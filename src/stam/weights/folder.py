@@ -16,10 +16,18 @@ from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
 from stam.scene.grid import Grid, Size
-from stam.weights.state_dict import load_strictly, outline, read_shapes, read_state_dict, require_shapes
+from stam.weights.state_dict import (
+    Source,
+    load_strictly,
+    outline,
+    read_shapes,
+    read_state_dict,
+    require_shapes,
+)
 
 FORMAT = "stam-agent"
 TEACHER_FORMAT = "stam-teacher"
+ZOO_FORMAT = "stam-zoo"  # a system of the zoo, see stam.zoo.saving
 FORMAT_VERSION = "1.0"
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
@@ -33,7 +41,7 @@ def is_agent_folder(folder: Path) -> bool:
 
 def is_teacher_folder(folder: Path) -> bool:
     """Tells whether a folder holds a saved teacher."""
-    return is_agent_folder(folder) and _format_of(folder) == TEACHER_FORMAT
+    return is_agent_folder(folder) and format_of(folder) == TEACHER_FORMAT
 
 
 def save_agent(agent: Agent, folder: str | Path, half: bool = False) -> None:
@@ -55,10 +63,10 @@ def load_agent(folder: str | Path) -> Agent:
     """Reads an agent that `save_agent` wrote, in evaluation mode."""
     folder = Path(folder)
     file, weights = folder / CONFIG_FILE, folder / MODEL_FILE
-    values = _read_record(folder, FORMAT, "agent")
+    values = read_record(folder, FORMAT, "agent")["agent"]
     try:
         config = from_plain(AgentConfig, values)
-        _require_outline(lambda: _Outline(config), config.depth, weights)
+        require_outline(lambda: _Outline(config), config.depth, weights)
         agent = Agent(config)
     except ConfigError as error:
         raise WeightsError(f"'{file}' does not describe an agent: {error}") from error
@@ -69,7 +77,7 @@ def load_agent(folder: str | Path) -> Agent:
 def read_agent_config(folder: str | Path) -> AgentConfig:
     """Reads what an agent that `save_agent` wrote is, and none of its weights."""
     try:
-        return from_plain(AgentConfig, _read_record(Path(folder), FORMAT, "agent"))
+        return from_plain(AgentConfig, read_record(Path(folder), FORMAT, "agent")["agent"])
     except ConfigError as error:
         raise WeightsError(f"'{Path(folder) / CONFIG_FILE}' does not describe an agent: {error}") from error
 
@@ -81,7 +89,7 @@ class _Outline(Agent):
         """There is nothing to start from."""
 
 
-def _require_outline(build: Callable[[], nn.Module], depth: int, weights: Path) -> None:
+def require_outline(build: Callable[[], nn.Module], depth: int, weights: Path) -> None:
     """Raises unless a model has the shapes that its file says: before memory is taken for it."""
     found = read_shapes(weights)
     require(depth <= len(found), f"depth is {depth}, with {len(found)} tensors in '{weights}'")
@@ -142,16 +150,45 @@ def load_teacher_folder(folder: str | Path) -> tuple[Teacher, tuple[str, ...]]:
     """Reads a teacher that `save_teacher` wrote; returns it with its class names."""
     folder = Path(folder)
     weights = folder / MODEL_FILE
-    values = _read_record(folder, TEACHER_FORMAT, "teacher")
     try:
-        record = from_plain(_TeacherRecord, values)
+        record = _read_teacher_record(folder)
         if record.vit is not None:
-            _require_outline(lambda: _build_teacher(record), record.vit.depth, weights)
+            require_outline(lambda: _build_teacher(record), record.vit.depth, weights)
         model = _build_teacher(record)
     except ConfigError as error:
         raise WeightsError(f"'{folder / CONFIG_FILE}' does not describe a teacher: {error}") from error
     load_strictly(model, read_state_dict(weights), f"'{weights}'")
     return Teacher(model, len(record.labels)), record.labels
+
+
+def recorded_patch_grid(source: Source) -> tuple[int, int] | None:
+    """Returns the rows and columns of patches that weights have positions for, where a model of ours says so.
+
+    Args:
+        source: Weights; the configuration of `model.safetensors` lies beside it. Nothing is returned for
+            others, whose grid is square.
+    """
+    if isinstance(source, Mapping) or Path(source).name != MODEL_FILE:
+        return None
+    folder = Path(source).parent
+    kind = format_of(folder) if is_agent_folder(folder) else None
+    if kind == FORMAT:
+        return read_agent_config(folder).grid.image_patches
+    if kind != TEACHER_FORMAT:
+        return None
+    try:
+        record = _read_teacher_record(folder)
+        return None if record.vit is None else _grid_of(record, record.vit).image_patches
+    except ConfigError as error:
+        raise WeightsError(f"'{folder / CONFIG_FILE}' does not describe a teacher: {error}") from error
+
+
+def _read_teacher_record(folder: Path) -> _TeacherRecord:
+    return from_plain(_TeacherRecord, read_record(folder, TEACHER_FORMAT, "teacher")["teacher"])
+
+
+def _grid_of(record: _TeacherRecord, vit: _VitRecord) -> Grid:
+    return Grid(record.image_size, vit.patch_size, vit.patch_size)
 
 
 def _build_teacher(record: _TeacherRecord) -> nn.Module:
@@ -161,7 +198,7 @@ def _build_teacher(record: _TeacherRecord) -> nn.Module:
             return timm.create_model(record.timm, num_classes=len(record.labels))
         except RuntimeError as error:
             raise ConfigError(f"timm has no model '{record.timm}'") from error
-    grid = Grid(record.image_size, record.vit.patch_size, record.vit.patch_size)
+    grid = _grid_of(record, record.vit)
     settings = {**vars(record.vit), "patch_size": grid.patch_size, "image_patches": grid.image_patches}
     return VisionTransformer(num_classes=len(record.labels), **settings)
 
@@ -176,7 +213,7 @@ def _write(folder: Path, module: nn.Module, kind: str, record: dict[str, Any], h
     save_folder(folder, {MODEL_FILE: save(state), CONFIG_FILE: json.dumps(record, indent=2) + "\n"})
 
 
-def _format_of(folder: Path) -> str | None:
+def format_of(folder: Path) -> str | None:
     """Returns which format a folder says it has; none where its record cannot be read."""
     try:
         record = read_json(folder / CONFIG_FILE)
@@ -186,8 +223,17 @@ def _format_of(folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _read_record(folder: Path, kind: str, part: str) -> Any:
-    """Returns what a saved model's configuration says of the `part`, after checking its format."""
+def read_record(folder: Path, kind: str, *parts: str) -> dict[str, Any]:
+    """Returns the configuration of a saved model, after checking its format.
+
+    Args:
+        folder: Where the model lies.
+        kind: The format it must have.
+        parts: What its configuration must hold beside the format, and nothing else.
+
+    Raises:
+        WeightsError: It is not such a model, of another version, or damaged.
+    """
     if not is_agent_folder(folder):
         raise WeightsError(f"'{folder}' is not a saved model: it needs {MODEL_FILE} and {CONFIG_FILE}")
     file = folder / CONFIG_FILE
@@ -198,7 +244,7 @@ def _read_record(folder: Path, kind: str, part: str) -> Any:
     if not isinstance(record, dict) or "format" not in record:
         raise WeightsError(f"'{file}' is not a configuration of ours: it lacks 'format'")
     found, version = record["format"], str(record.get("format_version"))
-    if found == "stam-zoo":
+    if found == ZOO_FORMAT != kind:
         raise WeightsError(
             f"'{folder}' is a system of the zoo, not an agent: stam.zoo.load opens it, and stam evaluate, "
             "compare, figures and predict take it"
@@ -209,7 +255,7 @@ def _read_record(folder: Path, kind: str, part: str) -> Any:
         raise WeightsError(
             f"'{folder}' has format {version:.40}, this version reads {FORMAT_VERSION}: upgrade stam-vision"
         )
-    for name in record.keys() ^ {"format", "format_version", part}:
+    for name in record.keys() ^ {"format", "format_version", *parts}:
         what = f"it has '{name:.40}' too" if name in record else f"it lacks '{name}'"
         raise WeightsError(f"'{file}' is not a configuration of ours: {what}")
-    return record[part]
+    return record

@@ -86,8 +86,11 @@ def model_card(folder: Path, name: str) -> str:
             raise FileError(f"cannot read '{own}': {error}") from error
         return text if text.startswith("---") else f"{_HEADER}\n{text}"
     record = read_json(folder / CONFIG_FILE)
-    part: dict[str, Any] = next((record[key] for key in ("agent", "system", "teacher") if key in record), {})
-    labels = part.get("labels", [])
+    record = record if isinstance(record, dict) else {}
+    part: Any = next((record[key] for key in ("agent", "system", "teacher") if key in record), None)
+    labels = part.get("labels", []) if isinstance(part, dict) else None
+    if not isinstance(labels, list):
+        raise FileError(f"'{folder / CONFIG_FILE}' does not describe a model: bring it back")
     shown = ", ".join(map(str, labels[:_MOST_LABELS])) + (", ..." if len(labels) > _MOST_LABELS else "")
     facts = [("classes", f"{len(labels)}: {shown}")]
     facts += [(key, part[key]) for key in ("image_size", "glimpse_size", "core", "policy") if key in part]

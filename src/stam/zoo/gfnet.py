@@ -58,6 +58,7 @@ class GfnetConfig(SystemConfig):
     backbone: str = "deit-tiny"
 
     clutter: ClassVar[dict[str, Any]] = {"glimpse_size": 20, "hidden_width": 256, "backbone": "conv"}
+    least_glimpses: ClassVar[int] = 2  # where to look is learned from the second on
 
 
 class Looks(NamedTuple):

@@ -45,6 +45,7 @@ class RamConfig(SystemConfig):
     num_glimpses: int = 8
 
     clutter: ClassVar[dict[str, Any]] = {"glimpse_size": 12, "num_glimpses": 6, "location_std": 0.15}
+    least_glimpses: ClassVar[int] = 2  # where to look is learned from the second on
 
 
 class Ram(System):

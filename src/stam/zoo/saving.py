@@ -3,7 +3,6 @@
 import importlib
 import json
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save
 
@@ -12,9 +11,10 @@ from stam.errors import ConfigError, WeightsError, did_you_mean
 from stam.files import save_folder
 from stam.model.agent import Agent
 from stam.weights import CONFIG_FILE, MODEL_FILE, find_agent, load_agent, load_strictly, read_state_dict
+from stam.weights.folder import ZOO_FORMAT, format_of, is_agent_folder, read_record, require_outline
 from stam.zoo.system import System, SystemConfig
 
-FORMAT = "stam-zoo"
+FORMAT = ZOO_FORMAT
 FORMAT_VERSION = "1.0"
 
 TITLES = {  # of the systems, one file each, as their papers write them
@@ -58,17 +58,16 @@ def save_system(system: System, folder: str | Path) -> None:
 def load_system(folder: str | Path) -> System:
     """Reads a system that `save_system` wrote, in evaluation mode."""
     folder = Path(folder)
-    record = _record(folder)
-    if record.get("format") != FORMAT or not isinstance(record.get("system"), dict):
-        raise WeightsError(f"'{folder}' is a {record.get('format')}, not a {FORMAT}")
-    if str(record.get("format_version")).split(".")[0] != FORMAT_VERSION.split(".")[0]:
-        raise WeightsError(f"'{folder}' has another format than {FORMAT_VERSION}: upgrade stam-vision")
+    weights = folder / MODEL_FILE
+    record = read_record(folder, FORMAT, "name", "system")
     try:
-        kind = require_system(str(record.get("name")))
-        system = kind(from_plain(kind.settings, record["system"]))
+        kind = require_system(str(record["name"])[:40])
+        config = from_plain(kind.settings, record["system"])
+        require_outline(lambda: kind(config), 1, weights)  # before memory is taken for its sizes
+        system = kind(config)
     except ConfigError as error:
         raise WeightsError(f"'{folder / CONFIG_FILE}' does not describe a system: {error}") from error
-    load_strictly(system, read_state_dict(folder / MODEL_FILE), f"'{folder / MODEL_FILE}'")
+    load_strictly(system, read_state_dict(weights), f"'{weights}'")
     return system.eval()
 
 
@@ -84,12 +83,4 @@ def load_looker(folder: str | Path) -> Agent | System:
 
 def is_system_folder(folder: Path) -> bool:
     """Tells whether a folder holds a saved system of the zoo."""
-    return (folder / CONFIG_FILE).is_file() and _record(folder).get("format") == FORMAT
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / CONFIG_FILE).read_text())
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"'{folder / CONFIG_FILE}' is not a configuration of ours: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return is_agent_folder(folder) and format_of(folder) == FORMAT

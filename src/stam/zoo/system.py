@@ -51,6 +51,8 @@ class SystemConfig:
         num_glimpses: Looks in a scene.
         mean: Channel means of the normalisation.
         std: Channel standard deviations.
+        preprocess_size: What the shorter side of an image becomes before its centre is cropped to
+            `image_size`; none resizes straight to it. It comes from the data.
     """
 
     num_classes: int = 10
@@ -60,13 +62,16 @@ class SystemConfig:
     num_glimpses: int = 6
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    preprocess_size: int | None = None
 
     def __post_init__(self) -> None:
         """Checks every setting before anything is built from it."""
         require_sensible_numbers(self)
         for name, value in vars(self).items():
-            if name.startswith("num_") or name.endswith(("_size", "width")):
+            if value is not None and (name.startswith("num_") or name.endswith(("_size", "width"))):
                 require(value >= 1, f"{name} must be at least 1, got {value}")
+        least = self.least_glimpses
+        require(self.num_glimpses >= least, f"num_glimpses must be at least {least}, got {self.num_glimpses}")
         require(
             len(self.labels) in (0, self.num_classes),
             f"labels must name all {self.num_classes} classes or none, got {len(self.labels)}",
@@ -83,6 +88,7 @@ class SystemConfig:
         return cls(**(GREY_60 | cls.clutter))
 
     clutter: ClassVar[dict[str, Any]] = {}
+    least_glimpses: ClassVar[int] = 1
 
 
 GREY_60: dict[str, Any] = {"image_size": 60, "grey": True, "mean": (0.0,) * 3, "std": (1.0,) * 3}
@@ -140,6 +146,7 @@ class System(nn.Module, ABC):
             policies=self.policies,
             mean=config.mean,
             std=config.std,
+            resize_size=config.preprocess_size,
         )
 
     def ready(self, fast: bool = True) -> "System":

@@ -35,10 +35,10 @@ from stam.data import (
 from stam.data.augment import Augment
 from stam.data.randomness import random_key, random_order
 from stam.data.scenes import run_length
-from stam.errors import require, require_choice
+from stam.errors import ConfigError, require, require_choice
 from stam.fast.cuda_graph import GraphedFunction
 from stam.learning import distributed
-from stam.learning.experiment import fitting_batch, open_data
+from stam.learning.experiment import already_has, fitting_batch, lengthen, open_data
 from stam.learning.loop import (
     Learner,
     Meter,
@@ -170,6 +170,27 @@ def resume(out: str | Path, loggers: tuple[MetricLogger, ...] = ()) -> System:
     return train_system(folder, config, start(config), splits, True, loggers)
 
 
+def extend(out: str | Path, epochs: int) -> str:
+    """Gives a run more epochs, with which `resume` then goes on; returns what that means, in a sentence.
+
+    Its last stage becomes longer; the stages before it stay as they were.
+
+    Raises:
+        RunError: It has more.
+    """
+    folder = RunFolder.open(out)
+    config = read_config(folder)
+    before, last = config.training.epochs, require_system(config.name).stages[-1].name
+    done = lengthen(folder, "training", before, epochs)
+    if done is None:
+        return already_has(epochs)
+    return (
+        f"extended from {before} to {epochs} epochs, of which {done} are done. The stage '{last}' becomes "
+        "longer: its learning rate follows the longer cosine from here on, so this is not the run that "
+        f"{epochs} epochs from the start would have been"
+    )
+
+
 def is_zoo_run(out: str | Path) -> bool:
     """Tells whether a folder holds a run of a system of the zoo."""
     folder = RunFolder(out)
@@ -181,12 +202,15 @@ def read_config(folder: RunFolder) -> ZooConfig:
     values = folder.record()["config"]
     if values.get("name") not in SYSTEMS:
         raise RunError(f"the run in '{folder.path}' is not of a system of the zoo")
-    return config_from(values)
+    try:
+        return config_from(values)
+    except ConfigError as error:
+        raise RunError(f"'{folder.record_file}' is damaged: {error}") from error
 
 
 def config_from(values: dict[str, Any]) -> ZooConfig:
     """Returns the configuration that a run has recorded."""
-    system = from_plain(require_system(values["name"]).settings, values["system"])
+    system = from_plain(require_system(values["name"]).settings, values.get("system"))
     rest = {key: value for key, value in values.items() if key != "system"}
     return dataclasses.replace(
         from_plain(ZooConfig, rest | {"system": to_plain(SystemConfig())}), system=system
@@ -194,8 +218,10 @@ def config_from(values: dict[str, Any]) -> ZooConfig:
 
 
 def with_classes(config: ZooConfig, classes: tuple[str, ...]) -> ZooConfig:
-    """Returns the configuration for the data's classes."""
-    system = dataclasses.replace(config.system, num_classes=len(classes), labels=classes)
+    """Returns the configuration for the data's classes, with the data's preprocessing in the system's."""
+    system = dataclasses.replace(
+        config.system, num_classes=len(classes), labels=classes, preprocess_size=config.data.resize_size
+    )
     return dataclasses.replace(config, system=system)
 
 
@@ -224,7 +250,11 @@ def train_system(
 ) -> System:
     """Trains a system that was built, on scenes that were opened, in a run folder that was begun."""
     training = config.training
-    learner = SystemLearner(config, system, len(splits.train), splits.val, run_length(splits.train))
+    earlier = folder.record()["extended_from"] if folder.record_file.is_file() else ()
+    learner = SystemLearner(
+        *(config, system, len(splits.train), splits.val, run_length(splits.train)),
+        epochs_at_first=earlier[0] if earlier else training.epochs,
+    )
     train_scenes: Scenes = splits.train
     if isinstance(train_scenes, ClutteredScenes):
         train_scenes = train_scenes.to(learner.device)
@@ -243,8 +273,25 @@ class SystemLearner(Learner):
     """A system being trained."""
 
     def __init__(
-        self, config: ZooConfig, system: System, num_scenes: int, val_scenes: Scenes, run_length: int = 1
+        self,
+        config: ZooConfig,
+        system: System,
+        num_scenes: int,
+        val_scenes: Scenes,
+        run_length: int = 1,
+        epochs_at_first: int | None = None,
     ) -> None:
+        """Prepares the training.
+
+        Args:
+            config: The experiment.
+            system: What is trained.
+            num_scenes: Training scenes.
+            val_scenes: What it is validated on.
+            run_length: See `Plan`.
+            epochs_at_first: Epochs the run had before it was extended: its stages but the last are shares of
+                these.
+        """
         training = config.training
         self.config, self.training = config, training
         self.device = choose_device(training.device)
@@ -252,7 +299,8 @@ class SystemLearner(Learner):
         self.val_scenes = val_scenes
         self.plan = Plan(num_scenes, training.epochs, training.batch_size, 1.0, training.seed, run_length)
         self.batches_an_epoch = len(self.plan.batches_of(0))
-        self.ends = stage_ends(system.stages, self.plan.num_batches())
+        at_first = dataclasses.replace(self.plan, epochs=epochs_at_first or training.epochs)
+        self.ends = [*stage_ends(system.stages, at_first.num_batches())[:-1], self.plan.num_batches()]
         size, facts = config.system.image_size, system.facts
         self.augment = Augment(config.data.augment, size, facts.mean, facts.std)
         self._as_they_are = config.data.augment == AugmentConfig.off()
