@@ -4,8 +4,9 @@ import shutil
 
 import numpy as np
 from images import make_image_folder
+from zooing import glyph_scenes
 
-from stam.data import Subset, open_digits, open_scenes, prepare_shards
+from stam.data import Subset, open_scenes, prepare_shards
 from stam.data.overlap import num_shared
 from stam.data.scenes import Relabelled
 
@@ -43,4 +44,4 @@ def test_no_more_is_read_than_allowed_and_what_is_gone_is_passed_over(tmp_path):
     assert num_shared(copy, trained) == 8
     (tmp_path / "copy/train/class0/0.png").unlink()
     assert num_shared(copy, trained) == 7
-    assert num_shared(open_digits().val, trained) == 0
+    assert num_shared(glyph_scenes(), trained) == 0
