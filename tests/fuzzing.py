@@ -7,6 +7,7 @@ many were opened and refused, tracebacks, crashes, what took more than ten secon
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import io
 import json
@@ -55,9 +56,11 @@ from stam.data import (
 from stam.data.clutter import open_clutter
 from stam.data.fmow import _read_box, _read_boxes, _SkipError
 from stam.data.memory import recall, record_file, remember
+from stam.data.scenes import read_ahead
 from stam.errors import StamError
-from stam.evaluation import compare, load_evaluation, save_evaluation
+from stam.evaluation import Evaluation, compare, load_evaluation, save_evaluation
 from stam.evaluation.examples import Example, load_examples, save_examples
+from stam.evaluation.results import Answers, Chance, Confusion, Mistake, PerClass, packed_right
 from stam.learning.experiment import recipe_of, reopen
 from stam.learning.loop import restore
 from stam.learning.overview import overview
@@ -275,10 +278,25 @@ def _damage_lines(text: str, random: Random) -> bytes:
     return content if random.random() < 0.8 else damage_bytes(content, random)
 
 
-def _result_targets(folder: Path) -> dict[str, Target]:
+def _answered(evaluation: Evaluation) -> Evaluation:
+    """Adds what was answered to each scene."""
+    classes, count = len(evaluation.data.classes), evaluation.data.num_scenes
+    confusion = Confusion((3 * count,) * classes, ((0, 0, 2), (0, 1, 1), (1, 1, 3)))
+    right = np.ones((count, len(evaluation.seeds), evaluation.num_glimpses), dtype=bool)
+    answers = Answers(
+        confusion=confusion,
+        early_exit=confusion,
+        per_class=PerClass((1,) * classes, (0.5,) * classes, (0.2,) * classes, (0.8,) * classes),
+        mistakes=(Mistake(0, "a/1.png", 0, 1, 0.75, (0, 1, 2, 3)),),
+        chance=Chance(0.25, 0.01),
+        right=packed_right(right),
+    )
+    return dataclasses.replace(evaluation, answers=answers)
 
+
+def _result_targets(folder: Path) -> dict[str, Target]:
     result, examples = folder / "evaluation.json", folder / "examples.npz"
-    evaluation = made_up(grid=Grid(32, 16, 8))
+    evaluation = _answered(made_up(grid=Grid(32, 16, 8), num_scenes=4))
     save_evaluation(evaluation, result)
     grid, random = evaluation.grid, np.random.default_rng(0)
     one = Example(
@@ -299,9 +317,11 @@ def _result_targets(folder: Path) -> dict[str, Target]:
 
     def use_result() -> None:
         found = load_evaluation(result)
+        found.chance_in_words()
         compared = compare([found])
         compared.to_markdown()
         compared.to_json()
+        compare([evaluation, found]).to_markdown()
 
     return {
         "evaluation.json": _json_target(result, use_result),
@@ -431,7 +451,7 @@ def _shard_targets(folder: Path) -> dict[str, Target]:
         train = open_scenes(root).train
         check_images(train, progress=False)
         train.fingerprint()
-        train.read_ahead(np.arange(len(train)))
+        read_ahead(train, np.arange(len(train)))
         for number in range(min(len(train), 10)):
             train.load(number)
 
@@ -448,8 +468,12 @@ def _shard_targets(folder: Path) -> dict[str, Target]:
     }
 
 
+class TooSlowError(BaseException):
+    """Something takes too long; no reader takes it for an error of a file, as it does a `TimeoutError`."""
+
+
 def _too_slow(*_: object) -> None:
-    raise TimeoutError(f"more than {MOST_SECONDS} s")
+    raise TooSlowError(f"more than {MOST_SECONDS} s")
 
 
 def _work(name: str, seeds: range, progress: Any, outcomes: Any) -> None:
@@ -468,7 +492,7 @@ def _work(name: str, seeds: range, progress: Any, outcomes: Any) -> None:
             try:
                 counts[target.try_one(seed)] += 1
             except BaseException as error:
-                kind = "too slow" if isinstance(error, TimeoutError) else "traceback"
+                kind = "too slow" if isinstance(error, TooSlowError) else "traceback"
                 counts[kind] += 1
                 failures.append(f"{name}, seed {seed}: {kind}\n{traceback.format_exc(limit=-3)}")
             finally:

@@ -1,18 +1,22 @@
 """Damaged files of every format are opened, or refused in one line; `tests/fuzzing.py` tries many more."""
 
+import contextlib
 import json
 import os
+import resource
+import signal
+from pathlib import Path
 
 import pytest
 from agents import tiny_config
-from fuzzing import Target, make_targets
+from fuzzing import Target, TooSlowError, make_targets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_up import made_up
 
 from stam.config import AgentConfig, from_plain, to_plain
 from stam.data import SplitRecord
-from stam.errors import ConfigError
+from stam.errors import ConfigError, StamError
 from stam.evaluation import Evaluation
 from stam.learning.recipes import get_recipe
 from stam.scene.grid import Grid
@@ -83,6 +87,48 @@ def test_damage_is_noticed(targets, name):
     """The files are damaged indeed: some are refused, but for what is only a hint and read again."""
     found = {targets[name].try_one(seed) for seed in range(40)}
     assert "refused" in found or name in ("remembered image check", "boxes of fMoW")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "huge", "missing"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_no_file_of_a_sensible_size_is_not_waited_for(targets, name, kind):
+    """Nothing is read from a pipe, and no more memory is taken than for a file of a sensible size."""
+    target = targets[name]
+    target.try_one(0)
+    content = target.path.read_bytes()
+    target.path.unlink()
+    if kind == "pipe":
+        os.mkfifo(target.path)
+    elif kind == "folder":
+        target.path.mkdir()
+    elif kind == "huge":
+        target.path.write_bytes(content)
+        os.truncate(target.path, 8 * 2**30)  # sparse: it takes no room
+    try:
+        with limited(seconds=10, memory=3 * 2**30), contextlib.suppress(StamError):
+            target.use()
+    finally:
+        target.path.rmdir() if kind == "folder" else target.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def limited(seconds, memory):
+    """Raises within it where something takes longer, or more memory than there is now."""
+
+    def too_slow(*_):
+        raise TooSlowError(f"it took more than {seconds} s")
+
+    earlier = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    handler = signal.signal(signal.SIGALRM, too_slow)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + memory, earlier[1]))
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, earlier)
 
 
 ANYTHING = st.recursive(

@@ -1,6 +1,6 @@
 """Every file of ours is written here: beside its place first, then moved there, so it is never half written.
 
-JSON is read here too: a damaged file is named, and never a traceback.
+Files are read here too, those of text and JSON: a damaged one is named, and never a traceback.
 
 An interrupted write, a full disk or a missing permission leaves what was there before. A temporary name is
 `.NAME.writing`; where a process was killed in the middle, the next write to the same place reuses it.
@@ -108,17 +108,33 @@ def read_json(path: str | Path, what: str = "", most_bytes: int = 256 * 2**20) -
     Raises:
         FileError: It cannot be read, or is not JSON.
     """
-    path, called = Path(path), f"{what} '{path}'".strip()
+    called = f"{what} '{path}'".strip()
+    return parse_json(read_content(path, called, most_bytes), called)
+
+
+def read_content(path: str | Path, called: str = "", most_bytes: int = 256 * 2**20) -> bytes:
+    """Reads a whole file.
+
+    Args:
+        path: The file; nothing but a regular file is opened, since others may never end.
+        called: What to call it in an error, by default its path.
+        most_bytes: A larger file is refused before it is read.
+
+    Raises:
+        FileError: It cannot be read.
+    """
+    path, called = Path(path), called or f"'{path}'"
     try:
         if not path.is_file():
             raise FileError(f"cannot read {called}: it is not a file")
         with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
+            is_small = os.fstat(file.fileno()).st_size <= most_bytes
+            content = file.read(most_bytes + 1) if is_small else b""
     except OSError as error:
         raise FileError(f"cannot read {called}: {error.strerror or error}") from error
-    if len(content) > most_bytes:
+    if not is_small or len(content) > most_bytes:
         raise FileError(f"cannot read {called}: it has more than {most_bytes >> 20} MB")
-    return parse_json(content, called)
+    return content
 
 
 def parse_json(content: str | bytes, called: str) -> Any:

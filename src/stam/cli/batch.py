@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TextIO
 from stam.data.folder import image_files
 from stam.data.manifest import is_manifest, read_manifest
 from stam.errors import DataError, FileError, Interrupted, require
+from stam.files import read_content
 
 COLUMNS = ("image", "label", "confidence", "num_glimpses", "seen", "stopped_early", "truth", "error")
 
@@ -106,6 +107,8 @@ def open_rows(path: Path, resume: bool) -> Iterator[Rows]:
     done: dict[str, tuple[str | None, str | None]] = {}
     if path.exists() and not resume:
         raise FileError(f"'{path}' exists: pass --resume to go on with it, or name another file")
+    if path.exists() and not path.is_file():
+        raise FileError(f"'{path}' is not a file: name another")
     try:
         if path.exists():
             done = _finished(path)
@@ -121,7 +124,7 @@ def open_rows(path: Path, resume: bool) -> Iterator[Rows]:
 
 def _finished(path: Path) -> dict[str, tuple[str | None, str | None]]:
     """Returns what a file has rows of, and cuts off a last row that is not whole."""
-    content = path.read_bytes()
+    content = read_content(path, most_bytes=2**30)
     whole = content[: content.rfind(b"\n") + 1]
     reader = csv.DictReader(io.StringIO(whole.decode(errors="surrogateescape"), newline=""))
     if tuple(reader.fieldnames or COLUMNS) != COLUMNS:

@@ -20,7 +20,7 @@ from typing import Any
 
 from stam.config import from_plain, to_plain
 from stam.errors import ConfigError, FileError, require
-from stam.files import read_json
+from stam.files import read_content, read_json
 from stam.learning.experiment import TEACHER, removed_settings
 from stam.learning.recipes import get_recipe
 from stam.settings import RunConfig
@@ -95,8 +95,8 @@ def read_settings(given: str | Path, command: str) -> SettingsFile:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:  # of UTF-8 and of TOML
+        return tomllib.loads(read_content(path, most_bytes=2**24).decode())
+    except ValueError as error:  # of UTF-8 and of TOML
         raise FileError(f"cannot read '{path}': {error}") from error
 
 

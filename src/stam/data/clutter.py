@@ -169,6 +169,7 @@ def open_clutter(path: Path, seed: int = 0) -> Splits:
 def _read_parts(path: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of a file of digits, and checks its sizes before memory is taken for them."""
     try:
+        require(path.is_file(), "it is not a file")
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
         require(unpacked <= _MOST_BYTES, f"it would unpack to {unpacked} bytes")

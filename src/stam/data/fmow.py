@@ -18,8 +18,8 @@ from PIL import Image
 
 from stam.data.images import decode_image
 from stam.data.parallel import map_with_progress
-from stam.errors import DataError
-from stam.files import make_folder, save_content, write_atomically
+from stam.errors import DataError, FileError
+from stam.files import make_folder, read_content, save_content, write_atomically
 
 _CLASS_NAMES = """
     airport airport_hangar airport_terminal amusement_park aquaculture archaeological_site barn
@@ -233,11 +233,11 @@ def _crop_image(image: Path, job: _Job) -> _Outcome:
 
 
 def _read_boxes(path: Path) -> list[Any]:
+    if not path.exists():
+        raise _SkipError("no json beside the image")
     try:
-        boxes = json.loads(path.read_text())["bounding_boxes"]
-    except FileNotFoundError as error:
-        raise _SkipError("no json beside the image") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        boxes = json.loads(read_content(path))["bounding_boxes"]
+    except (FileError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _SkipError("malformed json") from error
     if not isinstance(boxes, list):
         raise _SkipError("malformed json")

@@ -30,6 +30,7 @@ IMAGE_SUFFIXES = (
 
 # what those suffixes stand for: no other decoder of Pillow's is started, whatever a file is called
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_MOST_BYTES = 512_000_000
 _EXIF_ORIENTATION = 0x0112
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -109,8 +110,11 @@ def _open(source: Path | bytes) -> tuple[Image.Image, int]:
     with _warnings_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd metadata is no reason to trouble the user
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        if isinstance(source, Path) and source.exists() and not source.is_file():
-            raise ValueError("it is not a regular file")
+        if isinstance(source, Path) and source.exists():
+            if not source.is_file():
+                raise ValueError("it is not a regular file")
+            if source.stat().st_size > _MOST_BYTES:  # some decoders read all of it at once
+                raise ValueError(f"it has more than {_MOST_BYTES // 1_000_000} MB; make it smaller")
         image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS)
         try:
             return image, image.getexif().get(_EXIF_ORIENTATION, 1)

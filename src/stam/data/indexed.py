@@ -225,6 +225,8 @@ def _names(shards: list[Any]) -> list[str]:
 
 def _open_table(root: str, part: str) -> np.ndarray:
     place = f"{root}/{part}.npy"
+    if not is_url(root) and not Path(place).is_file():
+        raise DataError(f"cannot read {place}: it is not a file")
     try:
         table = _parse_table(read_bytes(place)) if is_url(root) else np.load(place, mmap_mode="r")
     except OSError as error:

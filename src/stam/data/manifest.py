@@ -19,6 +19,7 @@ from stam.errors import DataError, did_you_mean
 
 SUFFIXES = (".csv", ".tsv")
 _PATH, _LABEL, _SPLIT = "path", "label", "split"
+_MOST_BYTES = 2**30
 _COLUMNS = f"'{_PATH}', '{_LABEL}' and, if there is one, '{_SPLIT}'"
 
 
@@ -50,6 +51,8 @@ def read_manifest(path: Path) -> list[Row]:
         DataError: It cannot be read, has no column `path`, or no image.
     """
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise DataError(f"{path} has more than {_MOST_BYTES >> 20} MB: is it a list of images?")
         with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin a file with a mark
             rows = list(_rows(file, path))
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stam.errors import StamError
-from stam.files import cache_folder, make_folder, save_content
+from stam.files import cache_folder, make_folder, read_json, save_content
 
 try:
     import fcntl
@@ -45,11 +45,11 @@ def fingerprint(root: Path, names: Iterable[str]) -> str:
 def recall(key: str, num_images: int) -> list[int] | None:
     """Returns which images could not be read; nothing where the check is not remembered."""
     try:
-        record = json.loads(record_file(key).read_bytes())
+        record = read_json(record_file(key))
         unreadable = record["unreadable"]
         known = (record["format"], record["num_images"]) == (FORMAT, num_images)
         sound = all(type(index) is int and 0 <= index < num_images for index in unreadable)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, RecursionError):
+    except (StamError, RuntimeError, KeyError, TypeError):
         return None
     return list(unreadable) if known and sound else None
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from stam.errors import DataError, require_package
+from stam.errors import DataError, FileError, require_package
+from stam.files import read_content
 
 Result = TypeVar("Result")
 
@@ -30,9 +31,9 @@ def read_bytes(path: str) -> bytes:
     if is_url(path):
         return _ask(path, lambda files, place: files.cat_file(place))
     try:
-        return Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        return read_content(path, path)
+    except FileError as error:
+        raise DataError(str(error)) from error
 
 
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
@@ -70,6 +71,8 @@ def _fsspec() -> Any:
 
 
 def _read_range(part: ByteRange) -> bytes:
+    if not Path(part.path).is_file():  # others may never end
+        raise DataError(f"cannot read {part.path}: it is not a file")
     try:
         with Path(part.path).open("rb") as file:
             file.seek(part.start)

@@ -137,6 +137,8 @@ def index_tar(shard: Path) -> list[Member]:
     """Reads where the files of a tar lie; one that was cut short or damaged is an error."""
     if shard.name.lower().endswith(_COMPRESSED):
         raise DataError(f"{shard} is compressed and cannot be read in place: unpack it to a plain .tar first")
+    if not shard.is_file():  # others may never end
+        raise DataError(f"{shard} is not a file: remove it")
     try:
         with tarfile.open(shard, "r:") as tar:
             members = [

@@ -182,6 +182,7 @@ def load_examples(path: str | Path) -> list[Example]:
     """Reads examples that `save_examples` wrote."""
     path = Path(path)
     try:
+        require(path.is_file(), "it is not a file")
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
         require(unpacked <= _MOST_BYTES, f"it would unpack to {unpacked} bytes")

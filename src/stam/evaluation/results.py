@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from stam.config import from_plain, to_plain
-from stam.errors import ConfigError, StamError, require
-from stam.files import parse_json, save_content
+from stam.errors import ConfigError, FileError, StamError, require
+from stam.files import parse_json, read_content, save_content
 from stam.scene.grid import Grid
 from stam.shapes import Bool, Float
 
@@ -640,8 +640,10 @@ def save_evaluation(evaluation: Evaluation, path: str | Path) -> None:
 def load_evaluation(path: str | Path) -> Evaluation:
     """Reads a result that `save_evaluation` wrote."""
     try:
-        text = Path(path).read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_content(path).decode()
+    except FileError as error:
+        raise StamError(f"{error}; evaluate again") from error
+    except UnicodeDecodeError as error:
         raise StamError(f"cannot read the evaluation '{path}': {error}") from error
     try:
         return Evaluation.from_json(text, f"'{path}'")

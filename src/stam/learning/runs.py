@@ -28,7 +28,16 @@ import torch
 from stam.config import from_plain, to_plain
 from stam.data import SplitRecord, load_record, save_record
 from stam.errors import ConfigError, FileError, StamError, require
-from stam.files import is_text, make_folder, parse_json, read_json, save_content, shown, write_atomically
+from stam.files import (
+    is_text,
+    make_folder,
+    parse_json,
+    read_content,
+    read_json,
+    save_content,
+    shown,
+    write_atomically,
+)
 from stam.learning.distributed import job, was_restarted
 from stam.settings import DataConfig, RunConfig
 from stam.weights.locate import RUN_FILE, FoundAgent
@@ -302,8 +311,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_content(path).decode()
+    except FileError as error:
+        raise RunError(str(error)) from error
+    except UnicodeDecodeError as error:
         raise RunError(f"cannot read '{path}': {error}") from error
     lines = []
     for number, line in enumerate(text.splitlines(), start=1):

@@ -83,7 +83,7 @@ def load_session(path: str | Path, agent: Looker, policy: Policy | None = None) 
             tensors = _read_tensors(file, agent.config)
         generator = torch.Generator()
         generator.set_state(tensors["generator"])
-    except (SafetensorError, FileError, ConfigError, OSError, RuntimeError) as error:
+    except (SafetensorError, FileError, ConfigError, OSError, RuntimeError, MemoryError) as error:
         raise StamError(f"'{path}' is not a saved session, or is damaged: {error}") from error
     if record.policy is None and policy is None:
         raise StamError(f"the session in '{path}' has a policy of its own: pass it as policy=")

@@ -50,7 +50,7 @@ def read_shapes(path: Path) -> Shapes:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, MemoryError) as error:
         raise WeightsError(f"'{path}' is not a weights file or is damaged: {_first_line(error)}") from error
 
 
