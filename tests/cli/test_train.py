@@ -18,7 +18,8 @@ import stam
 from stam import cli
 from stam.cli.recipes import recipe_first
 from stam.data import SplitRecord
-from stam.learning import finetuning
+from stam.learning import finetuning, fitting
+from stam.learning.expected_time import Cost, Speed
 from stam.learning.loop import Meter
 from stam.learning.recipes import get_recipe
 from stam.learning.runs import RunFolder
@@ -492,13 +493,28 @@ def test_metrics_go_to_tensorboard_when_asked(images, tmp_path):
     assert b"val/score" in events.read_bytes()
 
 
-def test_own_images_are_fitted_and_explained(images, tmp_path, capsys):
+def test_own_images_are_fitted_and_explained(images, tmp_path, capsys, monkeypatch):
     """Without any setting: what is chosen is said before the start, and recorded."""
+    speed = Speed(Cost(0, 0.5, 0.01), Cost(0, 0.3, 0.005), 0.001)  # the same on every machine
+    monkeypatch.setattr(fitting, "measure", lambda *given: speed)
     fit_to = ["--init", "none", "--device", "cpu", "--num-glimpses", "3", "--minutes", "0.3", *AGENT]
-    run("train", images, "--out", tmp_path / "run", *fit_to, "--test-fraction", "0.2", "--num-workers", "0")
+    run(
+        "train",
+        images,
+        "--out",
+        tmp_path / "run",
+        *fit_to,
+        "--test-fraction",
+        "0.2",
+        "--num-workers",
+        "0",
+        "--base-lr",
+        "0.01",
+    )
     said = capsys.readouterr().err
     for part in ("training and", "epochs", "learning rate", "vertical flips", "teacher:", "expected time:"):
         assert part in said
+    assert "but base-lr 0.01, as you say" in said
     config = RunFolder.open(tmp_path / "run").config()
     assert config.agent.core == "causal"  # on a CPU
     assert config.start_from_teacher and config.training.feature_weight == 2

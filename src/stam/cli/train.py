@@ -2,9 +2,10 @@
 
 import dataclasses
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -188,10 +189,21 @@ def explain(fitted: Fit, config: RunConfig) -> None:
         f"{images} of {len(train.classes)} classes; chosen for them:",
         *(f"  {reason}" for reason in fitted.choice.reasons),
         f"  core {config.agent.core}, on {name}",
+        *(f"  but {setting}, as you say" for setting in _overridden(fitted.choice.config, config)),
         f"expected time: {duration(expected.total)} ({', '.join(parts)})",
     ]
     lines += [f"  {fitted.note}"] if fitted.note else []
     print("\n".join(lines), file=sys.stderr)
+
+
+def _overridden(chosen: Any, config: Any) -> Iterator[str]:
+    """Yields the settings in which a configuration differs from what was chosen."""
+    for field in dataclasses.fields(config):
+        ours, theirs = getattr(chosen, field.name), getattr(config, field.name)
+        if dataclasses.is_dataclass(theirs):
+            yield from _overridden(ours, theirs)
+        elif ours != theirs:
+            yield f"{field.name.replace('_', '-')} {theirs}"
 
 
 def config_of(parsed: Arguments) -> RunConfig:
