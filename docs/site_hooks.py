@@ -24,7 +24,8 @@ FENCE = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)", re.MULTILINE | re.DOTALL)
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that do not lie in `docs/`."""
     for document, page in PAGES_OF_ROOT.items():
-        files.append(File.generated(config, page, content=(ROOT / document).read_text()))
+        front = "---\nhide:\n  - navigation\n---\n\n" if page == "index.md" else ""
+        files.append(File.generated(config, page, content=front + (ROOT / document).read_text()))
     linked = {
         target
         for file in files.documentation_pages()
@@ -88,7 +89,7 @@ def _is_shown(path: str) -> bool:
 
 
 def _source_file(path: str, config: MkDocsConfig) -> File:
-    """Returns a source file as a page of code, a folder as a page of its files, and anything else as it is."""
+    """Returns source as a page of code, a folder as a page of its files, and anything else as it is."""
     if not (ROOT / path).exists():
         raise FileNotFoundError(f"a page links to {path}, which is not in the repository")
     if not _is_shown(path):

@@ -22,7 +22,7 @@ from stam.data import digits
 from stam.model.vit import VisionTransformer
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/stam/assets/*/README.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/stam/assets/*/README.md")]
 TOY_AGENT = "--image-size 32 --glimpse-size 16 --width 64 --depth 1 --num-heads 1".split()
 TOY_OPTIONS = {  # appended to a documented command, to make it small; nothing is taken away from it
     "train tiny": [
@@ -100,7 +100,14 @@ def toy_options(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "file", ["README.md", "docs/training.md", "docs/performance.md", "docs/zoo.md", "docs/command-line.md"]
+    "file",
+    [
+        "README.md",
+        *(
+            f"docs/{name}.md"
+            for name in "tutorial own-images export training performance zoo command-line".split()
+        ),
+    ],
 )
 def test_documented_commands_work(file, workplace, monkeypatch):
     import uvicorn
@@ -203,9 +210,13 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
-def test_the_zoos_python_runs():
-    for block in blocks("docs/zoo.md", "python"):
-        exec(compile(block, "docs/zoo.md", "exec"), {})
+@pytest.mark.parametrize("page", ["tutorial", "live", "slides", "export", "zoo"])
+def test_the_pages_python_runs(page, workplace):
+    """The blocks of a page are one program."""
+    names, found = {}, blocks(f"docs/{page}.md", "python")
+    assert found
+    for block in found:
+        exec(compile(block, f"docs/{page}.md", "exec"), names)
 
 
 def test_stam_demo(workplace, capsys):

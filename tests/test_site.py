@@ -59,19 +59,12 @@ def pages(site):
 
 
 def test_every_page_is_in_the_navigation(site):
-    import yaml
-
-    listed = re.findall(r"[\w/-]+\.(?:md|ipynb)", str(yaml.safe_load(_plain_yaml())["nav"]))
+    listed = re.findall(r"[\w/-]+\.(?:md|ipynb)", (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1])
     there = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
     there += [path.relative_to(ROOT / "docs").as_posix() for path in NOTEBOOKS]
     assert sorted(listed) == sorted({*there, "index.md", "changelog.md"} - {"images/README.md"})
     for page in listed:
         assert (site / re.sub(r"\.\w+$", ".html", page)).exists(), page
-
-
-def _plain_yaml() -> str:
-    """The settings without tags of Python, which a safe reader refuses."""
-    return re.sub(r"!!python\S+", "", (ROOT / "mkdocs.yml").read_text())
 
 
 def test_every_internal_link_resolves(site, pages):
@@ -127,7 +120,8 @@ def test_the_notebooks_run(tmp_path):
             patch.setenv(name, value)
         kernel.execute()
     said = "".join(output.get("text", "") for cell in together.cells for output in cell.get("outputs", []))
-    assert "church" in said and "glimpses  learned   spiral   random" in said and "right; waited" in said
+    for words in ("church", "glimpses  learned   spiral   random", "instead of 4.9 s for whole scenes"):
+        assert words in said
 
 
 def test_the_notebooks_are_small_and_name_no_folder_of_a_machine():

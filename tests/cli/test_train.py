@@ -200,6 +200,7 @@ class TestMistakesBeforeTheFirstBatch:
         assert "pass --resume" in complaint and "name another folder" in complaint
         assert "holds no run" in fails(capsys, "train", "--resume", "--out", tmp_path / "full")
         assert "no run at" in fails(capsys, "train", "--resume", "--out", tmp_path / "none")
+        assert "--out" in fails(capsys, "train", images)  # no option at all
 
     def test_recipe_and_options(self, images, tmp_path, capsys):
         assert "did you mean 'digits'" in fails(capsys, "train", "digit", "--out", tmp_path / "x")

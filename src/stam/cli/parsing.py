@@ -125,7 +125,7 @@ def in_one_line(complaint: str, how_to_see_all: str) -> str:
 def value_of(options: list[str], name: str) -> str | None:
     """Returns the value of an option before all of them are parsed: the last one, or none."""
     value = None
-    for option, following in zip(options, [*options[1:], None], strict=True):
+    for option, following in zip(options, [*options, None][1:], strict=True):
         if option.startswith(f"{name}="):
             value = option.partition("=")[2]
         elif option == name:
