@@ -18,7 +18,7 @@ random, shape = np.random.default_rng(0), (*agent["image_size"], agent["channels
 scene = np.load(sys.argv[2]) if len(sys.argv) > 2 else random.integers(0, 256, shape, dtype=np.uint8)
 assert scene.shape == shape, f"the scene must be {shape}, got {scene.shape}"
 
-locations, glimpses, kept = [agent["rows"] // 2 * columns + columns // 2], [], {}  # from the centre
+locations, glimpses, kept = [agent["first_location"]], [], {}
 if agent["cache"]:  # a causal core carries what it keeps from step to step; another takes all glimpses again
     kept = {"seen": np.zeros((1, places), bool), "cache": np.zeros(agent["cache"], np.float32)}
 while True:

@@ -197,6 +197,8 @@ class AgentConfig:
         preprocess_size: What the shorter side of an image becomes before its centre is cropped to
             `image_size`; none resizes straight to that. A training takes it from the data's `resize_size`.
         labels: Class names; without them a class is named by its number.
+        first_location: Row and column, counted from 0, where predictions and live sessions begin; none begins
+            at the grid's centre. `stam evaluate --first-locations --store` finds it.
     """
 
     num_classes: int
@@ -219,6 +221,7 @@ class AgentConfig:
     std: tuple[float, ...] = IMAGENET_STD
     preprocess_size: int | None = None
     labels: tuple[str, ...] = ()
+    first_location: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Checks every setting before anything is built from it."""
@@ -242,6 +245,8 @@ class AgentConfig:
                 given == self.channels, f"{name} needs {self.channels} values, one a channel, got {given}"
             )
         require(all(value > 0 for value in self.std), f"std must be above 0, got {self.std}")
+        if self.first_location is not None:
+            self.grid.index(self.first_location)  # raises outside of the grid
         size = self.preprocess_size
         require(size is None or size >= 1, f"preprocess_size must be at least 1 or none, got {size}")
         require(

@@ -39,7 +39,7 @@ class Looking:
         threshold: Confidence above which to stop; by default the agent's.
         max_glimpses: When to stop though unsure; by default when everything has been seen.
         policy: Who picks the locations; by default the agent's own.
-        first_location: Where to look first, as (row, column) or a grid index; by default the grid's centre.
+        first_location: Where to look first, as (row, column) or a grid index; by default the agent's own.
         seed: Draws the first location, where none is given, and what a random policy does.
     """
 
@@ -154,7 +154,7 @@ def _look_live(agent: Looker, views: Sequence[tuple[str, np.ndarray]], how: Look
     """Lets an agent look through sensors, until it is confident."""
     first = how.first_location
     if first is None and how.seed is None:
-        first = agent.grid.centre
+        first = agent.first_location
     sessions = [agent.session(first, how.policy, how.generator(), how.threshold) for _ in views]
     steps: list[list[LiveStep]] = [[] for _ in views]
     mean, std = agent.config.mean, agent.config.std

@@ -44,6 +44,8 @@ class Arguments:
         budget: Fit it for this mean number of glimpses instead.
         store: Keep the fitted threshold and temperature, and the policy they hold for, with the weights, for
             predict and live use.
+        first_locations: Measure where looking had better begin; --store keeps it with the weights, for
+            predict and live use.
         limit: Evaluate on so many scenes only, drawn at random, always the same.
         resize_size: The shorter side before the centre crop; by default as the agent was trained.
         batch_size: Scenes at once.
@@ -72,6 +74,7 @@ class Arguments:
     target_accuracy: float | None = None
     budget: float | None = None
     store: bool = False
+    first_locations: bool = False
     limit: int | None = None
     resize_size: int | None = None
     batch_size: int = 64
@@ -144,6 +147,7 @@ def plan_of(given: Arguments) -> EvaluationPlan:
         low_resolution=given.low_resolution,
         cost=given.cost,
         num_mistakes=given.mistakes,
+        first_locations=given.first_locations,
         precision=given.precision,
         fast=given.fast,
     )
@@ -169,7 +173,7 @@ def summary(evaluation: Evaluation) -> str:
     lines.append("")
     if evaluation.whole_image is not None:
         lines.append(f"teacher, whole image    {100 * evaluation.whole_image.top1:.2f} %")
-    lines += _answers(evaluation) + _early_exit(evaluation)
+    lines += _answers(evaluation) + _early_exit(evaluation) + _first_location(evaluation)
     found = evaluation.calibration
     lines.append(
         f"calibration             temperature {found.temperature:.3f}, error {100 * found.before.ece:.2f} % "
@@ -233,6 +237,25 @@ def _early_exit(evaluation: Evaluation) -> list[str]:
             f"glimpses saved {100 * timing.glimpses_saved:.0f} %"
         )
     return lines
+
+
+def _first_location(evaluation: Evaluation) -> list[str]:
+    """Returns where looking had better begin, if that was measured."""
+    found, grid = evaluation.first_locations, evaluation.grid
+    if found is None or grid is None:
+        return []
+    gain = (
+        f"{100 * found.gain:+.1f} points over the first {found.num_glimpses} glimpses ({LEVEL:.0%} interval "
+        f"{100 * found.low:+.1f} to {100 * found.high:+.1f}, {found.num_tested:,} other images)"
+    )
+    present, best = grid.row_column(found.present), grid.row_column(found.best)
+    if best == present:
+        said = f"{present}, the present one, is the best"
+    elif found.chosen == found.best:
+        said = f"{best} instead of {present}: {gain}"
+    else:
+        said = f"{present} as before; the best of {found.num_chosen:,} images, {best}, has {gain}: noise"
+    return [f"first location          {said}"]
 
 
 def draw(evaluation: Evaluation, path: Path, home: Path) -> list[Path]:

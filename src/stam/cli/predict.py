@@ -40,7 +40,7 @@ class Arguments:
         threshold: Confidence above which to stop; as the agent says by default.
         max_glimpses: When to stop though unsure; when everything has been seen by default.
         policy: Who picks the locations: learned, random, plus, spiral or centre-out; by default its own.
-        first_location: Where to look first, as ROW,COL counted from 0; by default the grid's centre.
+        first_location: Where to look first, as ROW,COL counted from 0; by default the agent's own.
         seed: Draws the first location instead, and what a random policy does; the same for every image.
         resize_size: The shorter side before the centre crop; by default as the agent was trained; the
             shipped ones take whole images, resized straight to their size.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stam.data.randomness import random_order
 from stam.data.scenes import Scenes
 from stam.errors import DataError, StamError, did_you_mean, require, require_choice
+from stam.evaluation import starts
 from stam.evaluation.answers import NUM_MISTAKES, describe_answers
 from stam.evaluation.calibration import TemperatureSearch, describe_calibration
 from stam.evaluation.cost import measure_cost
@@ -27,6 +28,7 @@ from stam.evaluation.results import (
     EarlyExit,
     Evaluation,
     ExitTiming,
+    FirstLocations,
     WholeImage,
     floats,
 )
@@ -48,7 +50,7 @@ from stam.model.looker import LookTrace, SceneLooker
 from stam.model.policy import Policy, require_policy
 from stam.model.teacher import Teacher
 from stam.settings import PRECISIONS
-from stam.shapes import Int
+from stam.shapes import Float, Int
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class EvaluationPlan:
         most_calibration: The most scenes the temperature is fitted on.
         most_timed: The most scenes early exit is timed on; 0 to leave it out.
         num_mistakes: The most wrong answers to name.
+        first_locations: Whether to find the best first location.
         split_seed: Seed of the halves that thresholds and temperature are fitted and reported on.
         precision: Of the transformer: `float32`, `bfloat16`, or `auto`: bfloat16 for an agent on a GPU,
             float32 elsewhere and for other lookers.
@@ -88,6 +91,7 @@ class EvaluationPlan:
     most_calibration: int = 5_000
     most_timed: int = 512
     num_mistakes: int = NUM_MISTAKES
+    first_locations: bool = False
     split_seed: int = 0
     precision: str = "float32"
     fast: bool = True
@@ -177,6 +181,10 @@ class _Measurement:
         facts.require_policy(self.policy)
         if self.agent is not None:
             self.agent.policy(self.policy)  # raises for a learned policy without an actor
+        require(
+            self.agent is not None or not plan.first_locations,
+            "first locations are of agents: this system begins in its own way",
+        )
         self.device = looker.device
         self.reader = reader_for(looker, scenes, plan, progress)
         self._graphed: GraphedLook | None = None
@@ -194,6 +202,9 @@ class _Measurement:
             self.plan.target_accuracy,
             self.plan.budget,
         )
+        begins = None
+        if self.plan.first_locations and self.agent is not None:
+            begins = self._first_locations(self.agent)
         timing = cost = None
         if distributed.rank() == 0:  # a clock is read where nobody has to wait for another
             timing = self._time_early_exit(fit.threshold, temperature)
@@ -231,6 +242,7 @@ class _Measurement:
             answers=describe_answers(
                 outcomes, reported, fit.threshold, self.scenes, self.facts.grid, self.plan.num_mistakes
             ),
+            first_locations=begins,
         )
         return _from_first_process(evaluation)
 
@@ -239,11 +251,17 @@ class _Measurement:
             drawn = SceneRandomness(batch.indices, seed)
             return self.looker.look(batch.images, self.num_glimpses, policy=self.policy, generator=drawn)
         first = first_locations(self.agent.grid, batch.indices, seed)
-        policy = policy_for(self.policy, self.agent.grid, batch.indices, seed)
-        if self.device.type == "cuda" and self.plan.fast:
-            return self._graphed_trace(self.agent, batch, first.to(self.device), policy)
+        return self._trace_from(self.agent, batch, first, seed)
+
+    def _trace_from(
+        self, agent: Looker, batch: SceneBatch, first: Tensor, seed: int, num_glimpses: int | None = None
+    ) -> LookTrace:
+        """Looks from some first locations, all glimpses or only the first few."""
+        policy = policy_for(self.policy, agent.grid, batch.indices, seed)
+        if num_glimpses is None and self.device.type == "cuda" and self.plan.fast:
+            return self._graphed_trace(agent, batch, first.to(self.device), policy)
         generator = torch.Generator().manual_seed(seed)
-        return self.agent.look(batch.images, self.num_glimpses, first, policy, generator)
+        return agent.look(batch.images, num_glimpses or self.num_glimpses, first, policy, generator)
 
     def _graphed_trace(
         self, agent: Looker, batch: SceneBatch, first: Tensor, policy: Policy | str
@@ -283,6 +301,33 @@ class _Measurement:
             return outcomes, None
         gathered = gather_scenes([{"ranks": part} for part in ranks], indices, len(self.scenes))["ranks"]
         return outcomes, describe_whole_image(gathered, grid)
+
+    def _first_locations(self, agent: Looker) -> FirstLocations:
+        """Chooses the best first location on one half and tests it on the other."""
+        everywhere, present = list(range(agent.grid.num_locations)), agent.first_location
+        count = min(self.num_glimpses, starts.NUM_GLIMPSES)
+        choosing = some_of(self.fit_half, starts.NUM_CHOOSING)
+        scores = self._scores_from(agent, choosing, everywhere, count)
+        best = starts.best_location(scores, present)
+        testing = some_of(self.report_half, starts.NUM_TESTING)
+        pairs = self._scores_from(agent, testing, [present, best], count)
+        return starts.describe_first_locations(scores, pairs, present, best, count)
+
+    def _scores_from(
+        self, agent: Looker, chosen: Int[np.ndarray, " chosen"], locations: list[int], num_glimpses: int
+    ) -> Float[np.ndarray, "chosen locations"]:
+        """Returns the share of right answers after 1..n glimpses, for scenes looked at from each location."""
+        parts, indices = [], []
+        for batch in self.reader.batches(np.intersect1d(chosen, self.reader.own_share()), "first locations"):
+            columns = []
+            for location in locations:
+                first = torch.full((len(batch.labels),), location)
+                trace = self._trace_from(agent, batch, first, 0, num_glimpses)
+                right = (trace.predictions == batch.labels[:, None]).float()
+                columns.append(right.mean(dim=1).cpu().numpy())
+            parts.append({"scores": np.stack(columns, axis=1)})
+            indices.append(np.searchsorted(chosen, batch.indices))
+        return gather_scenes(parts, indices, len(chosen))["scores"]
 
     def _time_early_exit(self, threshold: float, temperature: float) -> ExitTiming | None:
         agent, chosen = self.agent, some_of(self.report_half, self.plan.most_timed)

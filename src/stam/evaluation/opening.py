@@ -61,11 +61,18 @@ class Opened:
     name: str
     is_borrowed: bool
 
-    def store(self, threshold: float, temperature: float, policy: str) -> None:
-        """Keeps a fitted threshold and temperature with the weights, and the policy they hold for."""
+    def store(
+        self, threshold: float, temperature: float, policy: str, first_location: int | None = None
+    ) -> None:
+        """Keeps a fitted threshold and temperature with the weights, and the policy they hold for.
+
+        Where looking begins is kept too, if it was measured.
+        """
         self.require_keeps(policy)
         agent = load_agent(self.agent_path)
         agent.configure(threshold=threshold, temperature=temperature, policy=policy)
+        if first_location is not None:
+            agent.configure(first_location=agent.grid.row_column(first_location))
         save_agent(agent, self.agent_path)
 
     def require_keeps(self, policy: str) -> None:

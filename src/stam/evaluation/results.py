@@ -396,6 +396,38 @@ class Answers:
     right: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class FirstLocations:
+    """Where looking had better begin.
+
+    Attributes:
+        num_glimpses: Accuracy is the mean over that after 1..n glimpses, n this number.
+        num_chosen: Images on which every location was tried, and the best one chosen.
+        num_tested: Other images, on which it was tested against the present one.
+        accuracy: Of each location, on the images that chose.
+        present: Where predictions and sessions begin now, as a grid index.
+        best: The location of highest accuracy.
+        gain: Accuracy of the best minus that of the present one, on the other images.
+        low: Lower end of its 95 % interval over images, paired.
+        high: Upper end.
+    """
+
+    num_glimpses: int
+    num_chosen: int
+    num_tested: int
+    accuracy: Floats
+    present: int
+    best: int
+    gain: float
+    low: float
+    high: float
+
+    @property
+    def chosen(self) -> int:
+        """Where to begin: at the best location if it is better by more than the noise, else as now."""
+        return self.best if self.low > 0 else self.present
+
+
 def packed_right(correct: Bool[np.ndarray, "scenes seeds glimpses"]) -> tuple[str, ...]:
     """Returns for how many seeds each scene's answer is right, packed for `Answers.right`."""
     if correct.shape[1] > 255:
@@ -432,6 +464,7 @@ class Evaluation:
         whole_to_attend: Whether the complete image is used to choose where to look.
         whole_to_classify: Whether the complete image is used to classify.
         answers: What was answered, class by class; none in results before 1.4.
+        first_locations: Where looking had better begin, where that was asked for.
     """
 
     format: str
@@ -457,6 +490,7 @@ class Evaluation:
     whole_to_attend: bool = False
     whole_to_classify: bool = False
     answers: Answers | None = None
+    first_locations: FirstLocations | None = None
 
     @property
     def is_at_chance(self) -> bool:
@@ -529,6 +563,12 @@ class Evaluation:
                 _require_length(count, per_step_ms=each.per_step_ms, cumulative_ms=each.cumulative_ms)
         if self.answers is not None:
             self._require_answers(self.answers)
+        if self.first_locations is not None:
+            require(self.grid is not None, "first_locations belong to a grid")
+            places, starts = self.grid.num_locations if self.grid else 0, self.first_locations
+            _require_length(places, accuracy=starts.accuracy)
+            for place in (starts.present, starts.best):
+                require(0 <= place < places, f"first_locations has a location {place} of {places}")
         _require_settings(self.settings.get("config", {}))
 
     def _require_answers(self, answers: Answers) -> None:

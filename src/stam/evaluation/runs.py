@@ -39,7 +39,8 @@ def evaluate_run(
         teacher: A teacher's folder or DeiT file; by default the run's own, if it has one.
         limit: Use so many scenes only, drawn at random, always the same.
         num_examples: Scenes to keep for pictures, glimpse by glimpse.
-        store: Keep the fitted threshold and temperature, and their policy, with the weights.
+        store: Keep the fitted threshold and temperature, and their policy, with the weights; the first
+            location too, where the plan measures it.
         out: The file to write; by default one in the run folder, see `result_name`.
     """
     opened = open_run(run, data, teacher, limit, plan.resize_size)
@@ -68,8 +69,10 @@ def evaluate_run(
         mistakes = look_closely(agent, reader, wrong, evaluation.num_glimpses, evaluation.policy)
         if store:
             fitted = evaluation.early_exit.fit.threshold, evaluation.calibration.temperature
-            opened.store(*fitted, policy)
-            print(f"stored threshold, temperature and policy in {opened.agent_path}", file=sys.stderr)
+            begins = evaluation.first_locations
+            opened.store(*fitted, policy, None if begins is None else begins.chosen)
+            too = "" if begins is None else ", and the first location,"
+            print(f"stored threshold, temperature and policy{too} in {opened.agent_path}", file=sys.stderr)
         if out is None:
             keep_earlier(path, evaluation)
         save_examples(shown, examples_path(path))

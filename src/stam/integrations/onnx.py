@@ -96,6 +96,7 @@ def metadata(agent: Agent) -> dict[str, Any]:
     return {
         "version": METADATA_VERSION,
         "rows": grid.rows,
+        "first_location": agent.first_location,
         "columns": grid.columns,
         "image_size": list(grid.image_size),
         "glimpse_size": list(grid.glimpse_size),

@@ -120,8 +120,8 @@ class Session:
 
         Args:
             agent: Who looks, with the weights it has now: later changes do not reach an open session.
-            first_location: Where the first glimpse is asked for. By default the grid's centre, so a scene
-                gets the same answer each time; a generator, where one is given, draws the location.
+            first_location: Where the first glimpse is asked for. By default the agent's own, so a scene gets
+                the same answer each time; a generator, where one is given, draws the location.
             policy: A policy or its name; by default the agent's own.
             generator: Source of randomness, of the first location too. By default the session has its own,
                 seeded by torch's.
@@ -138,7 +138,7 @@ class Session:
         self.policy_name = None if isinstance(policy, Policy) else named
         self.generator = generator or torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         if first_location is None:
-            first_location = agent.grid.centre if generator is None else _drawn(agent, generator)
+            first_location = agent.first_location if generator is None else _drawn(agent, generator)
         self.first_location = agent.grid.index(first_location)
         self._now = Snapshot({}, location=self.first_location)
 

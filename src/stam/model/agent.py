@@ -67,6 +67,12 @@ class Looker:
         return self.config.threshold
 
     @property
+    def first_location(self) -> int:
+        """Where predictions and live sessions begin, as a grid index: as configured, or the centre."""
+        given = self.config.first_location
+        return self.grid.centre if given is None else self.grid.index(given)
+
+    @property
     def device(self) -> torch.device:
         """Where it computes."""
         return self.positions.device
@@ -253,7 +259,7 @@ class Looker:
             images: A path, a PIL image, uint8 pixels (height, width, 3) or (3, height, width), or a list of
                 those, which gives a list of predictions.
             **how: The fields of `stam.prediction.Looking`: threshold, max_glimpses, policy, first_location
-                and seed. Without them the same image gets the same answer, from the centre of the grid.
+                and seed. Without them the same image gets the same answer, from the agent's first location.
         """
         from stam.prediction import Looking, predict
 
@@ -309,7 +315,7 @@ class Agent(Looker, nn.Module):
 
     def configure(self, **settings: object) -> "Agent":
         """Changes settings that no parameter depends on, such as labels or threshold."""
-        allowed = {"labels", "threshold", "temperature", "policy"}
+        allowed = {"labels", "threshold", "temperature", "policy", "first_location"}
         if not settings.keys() <= allowed:
             raise StamError(f"only {', '.join(sorted(allowed))} can be changed on a built agent")
         config = dataclasses.replace(self.config, **settings)  # type: ignore[arg-type]

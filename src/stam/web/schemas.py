@@ -83,7 +83,7 @@ class NewSession(BaseModel):
 
     policy: PolicyName | None = Field(None, description="who picks locations; by default the agent's own")
     first_location: Place | None = Field(
-        None, description="where to look first; by default the centre, or drawn from the seed"
+        None, description="where to look first; by default the agent's own, or drawn from the seed"
     )
     threshold: Probability | None = Field(None, description="confidence above which to stop")
     seed: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] | None = Field(

@@ -47,6 +47,7 @@ def evaluation_figures(
         "exits": lambda: curves.exits(evaluation, theme),
         "reliability": lambda: curves.reliability(evaluation, theme),
         "locations": lambda: scenes.location_histograms(evaluation, theme=theme),
+        "first-locations": lambda: scenes.first_locations(evaluation, theme),
         "multiply-adds": lambda: curves.multiply_adds(evaluation, theme),
         "latency": lambda: curves.latency(evaluation, theme),
         "training": lambda: curves.training(metrics, theme),

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 from stam.evaluation.examples import Example
@@ -75,6 +76,28 @@ def location_histograms(
         ScalarMappable(norm, HEAT), ax=axes, location="bottom", aspect=40, shrink=0.8, pad=0.02
     )
     _dress_bar(bar, theme, "scenes in which the agent looks here (%)")
+    return figure
+
+
+def first_locations(evaluation: Evaluation, theme: Theme = LIGHT) -> Figure | None:
+    """Accuracy over the first glimpses by where looking begins; `None` where it was not measured."""
+    found, grid = evaluation.first_locations, evaluation.grid
+    if found is None or grid is None:
+        return None
+    figure, ((axes,),) = new_figure(3.4, 3.4 * grid.image_size[0] / grid.image_size[1] + 0.5)
+    bare(axes)
+    share = 100 * np.array(found.accuracy).reshape(grid.rows, grid.columns)
+    image = axes.imshow(share, cmap=HEAT, aspect=grid.glimpse_size[0] / grid.glimpse_size[1])
+    for row, column in np.ndindex(*share.shape):
+        dark = share[row, column] < (share.min() + share.max()) / 2
+        colour, text = "white" if dark else "black", f"{share[row, column]:.0f}"
+        axes.text(column, row, text, ha="center", va="center", fontsize=SMALL, color=colour)
+    for location, colour in ((found.present, theme.colours[5]), (found.chosen, theme.colours[1])):
+        row, column = grid.row_column(location)
+        corner = (column - 0.5, row - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, linewidth=2, clip_on=False))
+    bar = figure.colorbar(image, ax=axes, location="bottom", aspect=40, shrink=0.8, pad=0.02)
+    _dress_bar(bar, theme, f"mean accuracy over the first {found.num_glimpses} glimpses (%)")
     return figure
 
 

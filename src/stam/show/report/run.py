@@ -265,7 +265,13 @@ def _looking(evaluation: Evaluation, examples: Sequence[Example], charts: Charts
         head = ["glimpse", *(str(location) for location in range(evaluation.grid.num_locations))]
         rows = [[step, *row] for step, row in enumerate(evaluation.locations.counts, start=1)]
         caption = "How often each location is sensed at each glimpse; the first one is random."
-        found = cards(charts.card("locations", caption, table(head, rows)))
+        found = cards(
+            charts.card("locations", caption, table(head, rows)),
+            charts.card(
+                "first-locations",
+                "Accuracy by where looking begins. Orange frame: where it should; blue: where it does now.",
+            ),
+        )
     if not examples:
         return found
     text = (
