@@ -18,7 +18,7 @@ from stam.data.images import decode_image, decode_opened
 from stam.errors import DataError, require
 from stam.live import LiveStep, look_through
 from stam.model.agent import Looker
-from stam.model.looker import SceneLooker
+from stam.model.looker import SceneLooker, require_answers
 from stam.model.randomness import RandomSource
 from stam.scene.grid import Location
 from stam.scene.pixels import normalise, prepare_for_evaluation
@@ -191,6 +191,7 @@ def _look_whole(
     images = normalise(pixels, facts.mean, facts.std)
     most = facts.most_glimpses if how.max_glimpses is None else how.max_glimpses
     trace = looker.look(images, most, policy=how.policy, generator=_SameForAll(how.generator()))
+    require_answers(trace)
     for row, (name, view) in enumerate(views):
         confidences = trace.confidences[row].tolist()
         sure = [n for n, value in enumerate(confidences, 1) if value > (how.threshold or 1)]

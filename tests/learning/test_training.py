@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from learners import AGENT, learner
+from zooing import glyph_scenes, small
 
 from stam.config import AgentConfig
 from stam.data import RawBatch
@@ -26,12 +27,16 @@ from stam.evaluation.speed import (
 )
 from stam.fast import cuda_graph
 from stam.fast.cuda_graph import Pipeline
+from stam.learning.finetuning import whole_image_accuracy
 from stam.learning.loop import Meter, Place
 from stam.learning.optimisation import make_optimiser, restore_optimiser
 from stam.learning.training import AgentLearner
+from stam.learning.validation import validate
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
-from stam.settings import RunConfig, TrainingConfig
+from stam.model.vit import VisionTransformer
+from stam.settings import DataConfig, RunConfig, TrainingConfig
+from stam.zoo.training import ZooConfig, ZooTraining, accuracy
 
 
 def losses_of_a_batch(**training) -> dict[str, float]:
@@ -226,3 +231,23 @@ def test_graphed_looks_are_looks(policy, monkeypatch):
     trace, wanted = recorded(images, first, *more), agent.look(images, 6, first, given)
     assert torch.equal(trace.locations, wanted.locations)
     torch.testing.assert_close(trace.probabilities, wanted.probabilities, atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_not_a_number_is_never_right_in_a_validation():
+    """The largest of scores that are no numbers is the first class: here the true one, always."""
+    scenes, agent = glyph_scenes(9), learner().agent
+    scenes.labels[:] = 0
+    data = DataConfig(num_workers=0)
+    config = RunConfig(agent=AGENT, data=data, training=TrainingConfig(num_glimpses=2, batch_size=4))
+    vit = VisionTransformer(
+        num_classes=5, patch_size=(4, 4), image_patches=(8, 8), width=16, depth=1, num_heads=2
+    )
+    system, teacher = small("ram"), Teacher(vit.eval(), 5)
+    with torch.no_grad():
+        agent.core.head.bias.fill_(float("nan"))
+        vit.head.bias.fill_(float("nan"))
+        system.classifier.bias.fill_(float("nan"))
+    assert validate(agent.eval(), config, scenes) == [0, 0]
+    assert whole_image_accuracy(teacher, AGENT, data, scenes) == 0
+    looks = ZooConfig("ram", system.config, data, ZooTraining(batch_size=4))
+    assert accuracy(system, scenes, looks, 9) == [0, 0, 0]

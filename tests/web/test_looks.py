@@ -5,12 +5,15 @@ import io
 import httpx
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from serving import RunningServer
 from zooing import glyph_scenes, small
 
 import stam
 from stam.cli import main
+from stam.errors import StamError
+from stam.prediction import Looking, predict
 from stam.web import Limits, LookService
 from stam.web.scenes import SampleScene
 from stam.zoo import save_system
@@ -76,6 +79,19 @@ def test_an_image_is_brought_to_size(client):
     fitted = client.post("/api/view", content=png(np.full((90, 60, 3), 200, np.uint8)), headers=PNG).content
     assert Image.open(io.BytesIO(fitted)).size == (24, 24)
     assert client.post("/api/looks", content=fitted, headers=PNG).status_code == 200
+
+
+def test_a_system_that_says_nonsense_is_not_served_or_believed():
+    broken = small("gfnet")
+    with torch.no_grad():
+        for parameter in broken.parameters():
+            parameter.mul_(1e30)  # finite, and loaded as such, but no answer is
+    pixels = np.full((24, 24, 3), 200, np.uint8)
+    with RunningServer(LookService(broken, "broken")) as url:
+        answer = httpx.post(f"{url}/api/looks", content=png(pixels), headers=PNG, timeout=30)
+        assert answer.status_code >= 400 and "not numbers" in answer.json()["error"]
+    with pytest.raises(StamError, match="not numbers"):
+        predict(broken, pixels, Looking())
 
 
 def test_the_page_is_its_own_and_loads_nothing_from_elsewhere(client):

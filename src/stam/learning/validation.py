@@ -49,5 +49,6 @@ def validate(
         for raw in BatchLoader(part, planned, view, num_workers(config.data)):
             images = normalise(raw.images.to(device), agent.config.mean, agent.config.std)
             trace = looker.look(images, training.num_glimpses, policy=policy, generator=generator)
-            correct += (trace.predictions == raw.labels.to(device)[:, None]).sum(dim=0)
+            numbers = ~trace.probabilities.isnan().any(dim=-1)  # what is no number is not right
+            correct += (numbers & (trace.predictions == raw.labels.to(device)[:, None])).sum(dim=0)
     return (correct / count).tolist()

@@ -158,6 +158,12 @@ class SceneTrace:
         return cls(stacked, each, areas.sum(dim=-1).cumsum(dim=1), torch.stack(logits, dim=1))
 
 
+def require_answers(trace: LookTrace) -> None:
+    """Raises where answers are not numbers, so that none of them is scored, shown or sent."""
+    if not bool(trace.probabilities.isfinite().all()):
+        raise StamError("the answers are not numbers (NaN): the weights are damaged, take others")
+
+
 @runtime_checkable
 class SceneLooker(Protocol):
     """Anything that looks at whole scenes; `stam.zoo.check_looker` tests somebody else's.

@@ -15,7 +15,7 @@ from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field
 
-from stam.model.looker import SceneLooker
+from stam.model.looker import SceneLooker, require_answers
 from stam.scene.pixels import normalise
 from stam.shapes import UInt8
 from stam.web.app import OWN_NAMES, PAGE, SceneService, add_scene_routes, guarded_app
@@ -120,6 +120,7 @@ class LookService(SceneService):
         images = normalise(pixels, facts.mean, facts.std).to(self.looker.device)
         generator = torch.Generator().manual_seed(seed)
         trace = self.looker.look(images, facts.most_glimpses, policy=policy, generator=generator)
+        require_answers(trace)
         boxes, sizes = trace.boxes[0].tolist(), trace.sizes.tolist()
         looks = []
         for number, likely in enumerate(trace.probabilities[0].float().tolist()):

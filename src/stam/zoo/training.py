@@ -449,5 +449,6 @@ def accuracy(
         for raw in loaded:
             images = normalise(raw.images.to(device), facts.mean, facts.std)
             trace = system.look(images, facts.most_glimpses, policy=policy, generator=generator)
-            correct += (trace.predictions == raw.labels.to(device)[:, None]).sum(dim=0)
+            numbers = ~trace.logits.isnan().any(dim=-1)  # what is no number is not right
+            correct += (numbers & (trace.predictions == raw.labels.to(device)[:, None])).sum(dim=0)
     return (correct / count).tolist()
