@@ -244,3 +244,14 @@ def test_the_settings_page_is_current():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.page() == (ROOT / "docs/settings.md").read_text(), "run python docs/make_settings.py"
+
+
+def test_every_promise_names_tests_that_exist():
+    """What docs/reliability.md names: tests, files, and benchmarks."""
+    text = (ROOT / "docs/reliability.md").read_text()
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"\btest_\w+(?![\w.])", text))
+    assert len(named) > 50
+    assert [name for name in sorted(named) if f"def {name}(" not in tests] == []
+    paths = re.findall(r"\b(?:tests|benchmarks|src)/[\w/]+\.py", text)
+    assert [path for path in paths if not (ROOT / path).is_file()] == []

@@ -286,6 +286,8 @@ def test_data_that_shares_images_with_the_training_is_said_to(tmp_path, capsys, 
         for agent in ("run", "run/best"):
             note = open_run(agent, data).note
             assert expected in note and ("too good" in note) == bool(expected), (agent, data)
+    assert "chose the checkpoint 'best'" in open_run("run").note
+    assert "chose the checkpoint" not in open_run("run/last").note
     out = tmp_path / "found.json"
     named = ("--data", "elsewhere", *QUICK, "--examples", "0", "--out", out)
     assert said["elsewhere"] in stam_says(capsys, "evaluate", "run", *named)[1]

@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import signal
 
 import pytest
 import torch
@@ -46,6 +48,23 @@ def test_metrics_that_were_cut_off_are_not_filled_up(run):
     with pytest.raises(RunError, match="has 4 bytes, it had 13"):
         run.load_state()
     assert run.metrics_file.read_bytes() == b'{"ep'
+
+
+def test_a_full_disk_leaves_no_half_line_of_metrics(run):
+    run.log({"epoch": 0, "loss/a": 1.5})
+    before = run.metrics_file.read_bytes()
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            run.log({"epoch": 1, "loss/a": 1.5})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert run.metrics_file.read_bytes() == before
+    run.log({"epoch": 1, "loss/a": 1.5})
+    assert [line["epoch"] for line in read_metrics(run.metrics_file)] == [0, 1]
 
 
 def test_a_start_that_was_killed_before_its_record_begins_anew(tmp_path):

@@ -17,7 +17,7 @@ import platform
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -190,9 +190,16 @@ class RunFolder:
         return load_record(file) if file.is_file() else None
 
     def log(self, metrics: dict[str, Any], file: str = "metrics.jsonl") -> None:
-        """Appends one line of metrics."""
-        with (self.path / file).open("a") as log:
-            log.write(json.dumps(metrics) + "\n")
+        """Appends one line of metrics, or nothing where the disk is full."""
+        place = self.path / file
+        length = place.stat().st_size if place.exists() else 0
+        try:
+            with place.open("a") as log:
+                log.write(json.dumps(metrics) + "\n")
+        except OSError:
+            with suppress(OSError):
+                os.truncate(place, length)
+            raise
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Saves everything needed to go on, with how much of the metrics belongs to it."""
