@@ -122,7 +122,7 @@ def test_documented_commands_work(file, workplace, monkeypatch):
     commands = documented_commands(file)
     assert len(commands) >= 3
     for command in commands:
-        words = shlex.split(re.sub(r" --minutes \d+", "", command))[1:]  # see test_fitting.py
+        words = shlex.split(re.sub(r" --minutes \d+", "", command))[1:]  # see test_choosing.py
         if command.startswith("torchrun "):
             run_together(words)
             continue

@@ -1,6 +1,7 @@
 """Settings for own images follow from the images and the machine, and fit into the time there is."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -125,6 +126,7 @@ def test_a_survey_sees_which_way_is_up(small, tmp_path):
 def test_the_time_is_used(small, monkeypatch):
     speed = Speed(Cost(1.0, 0.01, 0.001), Cost(0.5, 0.0, 0.0005), 0.001)
     monkeypatch.setattr(fitting, "measure", lambda *_: speed)
+    monkeypatch.setattr(fitting, "time", SimpleNamespace(monotonic=lambda: 0.0))  # looking takes no time
     for minutes in (0.2, 0.5):
         fitted = fit(small, minutes)
         expected = fitted.expected(fitted.choice.config).total
@@ -132,6 +134,9 @@ def test_the_time_is_used(small, monkeypatch):
     assert "takes less" in fit(small, 600).note
     with pytest.raises(StamError, match="too short"):
         fit(small, 0.001)
+    slow = Speed(Cost(0.0, 0.0, 10.0), Cost(0.0, 0.0, 0.01), 0.001)
+    monkeypatch.setattr(fitting, "measure", lambda *_: slow)
+    assert "too little time for a good agent" in fit(small, 3).note and not fit(small, 500).note
 
 
 def test_the_speed_is_measured(small):

@@ -25,6 +25,7 @@ from stam.weights.locate import NOTHING
 CPU_MINUTES = 30.0  # on a CPU full accuracy takes hours, so this is the time where none is given
 _KEPT_BACK = 0.03  # of the time, for saving and what cannot be measured
 _LEAST_EFFORT = 1e-4
+_POOR_EFFORT = 3e-3  # of 300 images of five classes, 9e-4 got 36% right and 9e-3 got 91%
 _FOR_THE_TEACHER = 0.35  # the most of the time
 
 
@@ -102,6 +103,8 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
         effort = _largest(lambda e: expected(e, teacher_effort).total, left, most)
         if effort == most and expected(most, teacher_effort).total < 0.9 * left:
             note = "more time has not helped in our trials, so it takes less"
+        elif effort < _POOR_EFFORT:
+            note = "this is too little time for a good agent: give it more with --minutes N"
         elif not given:
             note = f"a CPU is given {minutes:g} minutes; --minutes N gives it more or less"
     choice = choose(config, survey, effort, teacher_effort, feature_weight)
