@@ -40,7 +40,7 @@ def draw(results: list[dict[str, Any]], points: dict[int, float]) -> bytes:
     joined = np.interp(np.arange(1, len(results[0]["mean"]) + 1), list(points), list(points.values())) / 100
     add_curve(whole, 0, results[0])
     for position, result in enumerate(results):
-        add_curve(apart, position, result, joined, band=1)
+        add_curve(apart, position, result, joined)
     for axes, values in ((whole, list(points.values())), (apart, [0.0] * len(points))):
         axes.plot(list(points), values, "x", color=LIGHT.ink, label="the authors' code, 240 s")
     apart.axhline(0, color=LIGHT.ink, linewidth=0.8)
@@ -53,21 +53,19 @@ def draw_same_start(results: list[dict[str, Any]]) -> bytes:
     figure, whole, apart = two_panels(f"points above {results[0]['name']}")
     for position, result in enumerate(results):
         add_curve(whole, position, result)
-        add_curve(apart, position, result, np.array(results[0]["mean"]), band=1)
+        add_curve(apart, position, result, np.array(results[0]["mean"]))
     apart.set_ylim(-4, 2.5)
     legend(figure, LIGHT, columns=4)
     return to_bytes(figure)
 
 
-def add_curve(
-    axes: Axes, position: int, result: dict[str, Any], zero: np.ndarray | float = 0.0, band: float = 5
-) -> None:
-    """Draws a mean and a band of `band` standard deviations; the paper draws five."""
+def add_curve(axes: Axes, position: int, result: dict[str, Any], zero: np.ndarray | float = 0.0) -> None:
+    """Draws a mean and one standard deviation over first locations: the results keep no single images."""
     mean, std = 100 * (np.array(result["mean"]) - zero), 100 * np.array(result["std"])
     at = np.arange(1, len(mean) + 1)
     colour = LIGHT.colours[position % len(LIGHT.colours)]
     axes.plot(at, mean, color=colour, linestyle=LINES[position % len(LINES)], label=result["name"])
-    axes.fill_between(at, mean - band * std, mean + band * std, color=colour, alpha=0.12, linewidth=0)
+    axes.fill_between(at, mean - std, mean + std, color=colour, alpha=0.12, linewidth=0)
 
 
 def draw_paths(found: dict[str, Any], columns: int = 4) -> bytes:

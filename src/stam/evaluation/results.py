@@ -503,10 +503,11 @@ class Evaluation:
             return ""
         chance, right = self.answers.chance, self.accuracy.ensemble.top1.mean[-1]
         above = "not above" if self.is_at_chance else "above"
+        p_value = f"= {chance.p_value:.2g}" if chance.p_value >= 1e-4 else "< 0.0001"
         return (
             f"{100 * right:.1f} % right after {self.num_glimpses} glimpses is {above} the "
             f"{100 * chance.share:.1f} % of always answering the largest class (binomial test over "
-            f"{self.data.num_scenes:,} images, p = {chance.p_value:.2g})"
+            f"{self.data.num_scenes:,} images, p {p_value})"
         )
 
     def scores(self) -> Float[np.ndarray, "scenes glimpses"] | None:

@@ -180,7 +180,12 @@ def _answers(evaluation: Evaluation, mistakes: Sequence[Example], charts: Charts
             "The worst mistakes: the wrong answers of highest confidence, with the first locations of the "
             "first seed."
         )
-        shown += "".join(example_strip(example, None) for example in mistakes)
+        titles = [
+            f"{each.image}: {classes[each.label]} taken for {classes[each.prediction]}"
+            for each in answers.mistakes
+        ]
+        pairs = zip(mistakes, titles, strict=False)
+        shown += "".join(example_strip(example, None, title) for example, title in pairs)
     return (
         paragraph(text)
         + cards(charts.card("confusion", caption, confused))

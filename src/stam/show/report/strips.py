@@ -22,7 +22,7 @@ _MOVING_STEPS = 20
 _NUM_ANIMATIONS = 2
 
 
-def example_strip(example: Example, number: int | None) -> str:
+def example_strip(example: Example, number: int | None, title: str = "") -> str:
     """Returns one example: the scene, what was seen after each glimpse, policy maps, an animation.
 
     The first examples by number have an animation; without a number there are no policy maps either.
@@ -42,7 +42,7 @@ def example_strip(example: Example, number: int | None) -> str:
     if number is not None and number <= _NUM_ANIMATIONS:
         source = data_uri(animation_bytes([scenes.story_of(example, _MOVING_STEPS)]), "image/gif")
         moving = folded("Animation", f'<img class="gif" src="{source}" alt="the same, moving">', scroll=False)
-    return f"<h3>{truth}</h3>{_strip(items)}{maps}{moving}"
+    return f"<h3>{escape(title) or truth}</h3>{_strip(items)}{maps}{moving}"
 
 
 def _strip(items: Iterable[str]) -> str:
