@@ -1,9 +1,11 @@
 import asyncio
+import base64
 import copy
 import io
 import os
 import socket
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -17,13 +19,17 @@ from sessions import feed
 import stam
 from stam.scene.sensor import ImageSensor
 from stam.web import Limits, Service, serve
+from stam.web.photographs import photographs
 from stam.web.scenes import sample_scenes
 from stam.web.server import listen
 
 PNG = {"content-type": "image/png"}
 RAW = {"content-type": "application/octet-stream"}
 JSON = {"content-type": "application/json"}
-PAGE_FILES = ["app.js", "api.js", "board.js", "panels.js", "scene.js", "track.js", "style.css", "icon.svg"]
+PAGE_FILES = [
+    *("app.js", "api.js", "board.js", "camera.js", "panels.js", "scene.js", "thumbnails.js", "track.js"),
+    *("words.js", "style.css", "icon.svg"),
+]
 
 
 def png(pixels) -> bytes:
@@ -237,10 +243,52 @@ def test_an_idle_session_expires(web_agent):
 
 def test_scenes_are_offered_at_the_agents_size(client):
     scenes = client.get("/api/scenes").json()
-    assert [scene["name"] for scene in scenes] == ["china.jpg", "flower.jpg"]
+    assert len(scenes) >= 12 and all(scene["label"] is None for scene in scenes)  # it knows no class of theirs
     answer = client.get(f"/api/scenes/{scenes[0]['id']}")
     assert answer.headers["content-type"] == "image/png"
     assert Image.open(io.BytesIO(answer.content)).size == (32, 24)
+    small = client.get("/api/scenes/0/thumbnail")
+    assert small.headers["content-type"] == "image/jpeg" and len(small.content) < 10_000
+    assert Image.open(io.BytesIO(small.content)).size == (112, 84)
+    assert client.get("/api/scenes/999/thumbnail").status_code == 404
+
+
+def animation(**changes) -> dict:
+    steps = [{"location": [1, column], "label": "a", "confidence": 0.25 * column} for column in range(3)]
+    scene = base64.b64encode(png(scene_pixels(1))).decode()
+    return {"scene": scene, "steps": steps, "truth": "a"} | changes
+
+
+def test_a_look_is_drawn_as_a_gif(client):
+    answer = client.post("/api/animation", json=animation(milliseconds=100))
+    assert answer.headers["content-type"] == "image/gif"
+    assert Image.open(io.BytesIO(answer.content)).n_frames == 4
+    step = {"location": [1, 9], "label": "a", "confidence": 0.5}
+    for given, said in (
+        (animation(scene="?"), "not base64"),
+        (animation(scene=base64.b64encode(png(scene_pixels(1, 8, 8))).decode()), "24x32 pixels, got 8x8"),
+        (animation(steps=[step]), "location"),
+        (animation(steps=[step] * 13), "13 given"),
+        (animation(steps=[]), "steps"),
+        (animation(more=1), "more"),
+    ):
+        refused = client.post("/api/animation", json=given)
+        assert refused.status_code == 422 and said in refused.json()["error"], refused.text
+
+
+def test_a_second_agent_has_sessions_of_its_own(web_agent):
+    other = stam.Agent(tiny_config(num_classes=3, labels=tuple("xyz"))).eval()
+    service = Service(web_agent, "one", beside=Service(other, "two", scenes=()))
+    with RunningServer(service) as url, httpx.Client(base_url=url) as client:
+        assert client.get("/api/agent").json()["beside"] == "two"
+        assert client.get("/beside/api/agent").json()["labels"] == list("xyz")
+        key = client.post("/beside/api/sessions").json()["id"]
+        glimpse = png(scene_pixels(1)[:8, :8])
+        step = client.post(f"/beside/api/sessions/{key}/glimpses?num_glimpses=0", content=glimpse, headers=PNG)
+        assert step.json()["label"] in "xyz"
+        missing = client.get(f"/api/sessions/{key}")
+        assert missing.status_code == 404 and "error" in missing.json()
+        assert client.get("/beside/api/sessions/none").json()["error"]
 
 
 def test_an_upload_is_brought_to_size_and_not_kept(client):
@@ -269,8 +317,22 @@ def test_digit_agents_get_digits_and_folders_are_listed(tmp_path):
 
 
 def test_photographs_are_brought_to_the_agents_size():
-    china, flower = (scene.load() for scene in sample_scenes(stam.Agent(tiny_config()).facts))
-    assert china.shape == flower.shape == (24, 32, 3) and (china != flower).any()
+    first, second = (scene.load() for scene in sample_scenes(stam.Agent(tiny_config()).facts)[:2])
+    assert first.shape == second.shape == (24, 32, 3) and (first != second).any()
+
+
+def test_shipped_images_have_sources_and_suit_the_agent():
+    folder = Path(stam.web.photographs.__file__).parent
+    shipped = photographs()
+    assert {each.file for each in shipped} == {path.name for path in folder.glob("*.jpg")}
+    assert all(each.source and each.licence and each.title for each in shipped)
+    assert sum(each.path.stat().st_size for each in shipped) < 1_000_000
+    assert sum(not each.is_drawn for each in shipped) >= 12
+    for name, first in (("imagenette-tiny", "cassette_player"), ("aid-tiny", "StorageTanks")):
+        facts = stam.load(name).facts
+        scenes = sample_scenes(facts)
+        assert len(scenes) >= 10 and scenes[0].label == first
+        assert {scene.label for scene in scenes} <= {None, *facts.labels}
 
 
 def test_the_page_loads_nothing_from_elsewhere(client):

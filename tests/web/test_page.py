@@ -4,9 +4,11 @@ import re
 import shutil
 
 import pytest
+from agents import randomise, tiny_config
 from PIL import Image
 from serving import RunningServer, bomb
 
+import stam
 from stam.web import Service
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install '.[dev]'")
@@ -20,12 +22,15 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
     "--no-first-run",
+    "--use-fake-device-for-media-stream",
 ]
 
 
 @pytest.fixture(scope="module")
 def url(web_agent):
-    web_agent.configure(labels=("ant", "bee", "a kind of cat with a very long name", "dog", "eel"))
+    web_agent.configure(
+        labels=("ant", "sea_horse", "a kind of cat with a very long name", "PolarBear", "eel")
+    )
     with RunningServer(Service(web_agent, "tiny")) as address:
         yield address
 
@@ -43,7 +48,7 @@ def visit(browser, url):
     """Opens the page and fails the test afterwards if the page complained or asked anybody else."""
     contexts, problems, posted = [], [], []
 
-    def open_page(width=1280, height=800, expect_problems=False, **options):
+    def open_page(width=1280, height=800, expect_problems=False, query="?play=0", **options):
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)
         page = context.new_page()
@@ -59,7 +64,7 @@ def visit(browser, url):
         page.on("pageerror", lambda error: problems.append(str(error)))
         if not expect_problems:
             page.on("console", lambda message: message.type == "error" and problems.append(message.text))
-        page.goto(url)
+        page.goto(url + "/" + query)
         page.wait_for_selector("body.ready")
         return page
 
@@ -81,7 +86,11 @@ def test_it_opens_with_a_scene_ready_and_covered(visit):
     expect(seen(page)).to_have_count(0)
     expect(page.locator("#board .next")).to_have_count(1)
     expect(page.locator("#status")).to_contain_text("Nothing seen yet")
-    expect(page.locator("#scene option")).to_have_text(["china.jpg", "flower.jpg"])
+    thumbnails = page.locator("#thumbnails button")
+    expect(thumbnails.first).to_have_attribute("aria-current", "true")
+    names = [each.get_attribute("aria-label") for each in thumbnails.all()]
+    assert names == [f"Scene {number + 1}" for number in range(len(names))]  # none says what it shows
+    expect(page.locator("#scene-name")).to_have_text("Scene 1")
     expect(page.locator(".rival figcaption b")).to_have_text(["Random", "Spiral"])
     expect(page.locator("#bars li")).to_have_count(5)
 
@@ -93,7 +102,9 @@ def test_step_back_and_only_the_glimpses_are_sent(visit):
         page.click("#step")
         expect(seen(page)).to_have_count(count)
         expect(page.locator("#seen-text")).to_contain_text(f"{count} of 12 glimpses")
-    expect(page.locator("#label")).to_have_text(re.compile("^(ant|bee|a kind of cat.*|dog|eel)$"))
+    expect(page.locator("#label")).to_have_text(
+        re.compile("^(ant|sea horse|a kind of cat.*|Polar bear|eel)$")
+    )
     expect(page.locator("#confidence")).to_have_text(re.compile(r"\d+% sure"))
     expect(page.locator("#rival-random .seen")).to_have_count(3)
     expect(page.locator("#announcer")).to_contain_text("Glimpse 3 at row")
@@ -182,7 +193,7 @@ def test_it_works_by_keyboard(visit):
     page.keyboard.press("p")
     expect(page.locator("#peek")).to_have_attribute("aria-pressed", "true")
     page.keyboard.press("n")
-    expect(page.locator("#scene")).to_have_value("1")
+    expect(page.locator("#thumbnails [aria-current]")).to_have_attribute("aria-label", "Scene 2")
     expect(seen(page)).to_have_count(0)
     page.keyboard.press("?")
     expect(page.locator("#help-dialog")).to_be_visible()
@@ -200,8 +211,8 @@ def test_an_image_of_ones_own_and_a_broken_one(visit, tmp_path):
     page = visit(expect_problems=True)
     Image.new("RGB", (300, 200), (200, 30, 30)).save(tmp_path / "mine.jpg")
     page.locator("#file").set_input_files(tmp_path / "mine.jpg")
-    expect(page.locator("#scene")).to_have_value("-1")
-    expect(page.locator("#scene option:checked")).to_have_text("mine.jpg")
+    expect(page.locator("#thumbnails [aria-current]")).to_have_attribute("aria-label", "mine.jpg")
+    expect(page.locator("#scene-name")).to_have_text("Your image")
     page.click("#step")
     expect(seen(page)).to_have_count(1)
     files = {"broken.png": (b"no image", "cannot be read"), "bomb.png": (bomb(), "too many pixels")}
@@ -264,7 +275,7 @@ def test_it_fits_phone_tablet_and_laptop(visit, width, height, scheme, tmp_path)
     page.click("#step")
     expect(seen(page)).to_have_count(1)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= width
-    for name in ("#play", "#step", "#back", "#peek", "#restart", "#board", "#threshold"):
+    for name in ("#play", "#step", "#back", "#peek", "#restart", "#speed", "#share", "#board", "#threshold"):
         box = page.locator(name).bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= width
         if name != "#threshold":
@@ -276,6 +287,88 @@ def test_it_fits_phone_tablet_and_laptop(visit, width, height, scheme, tmp_path)
     assert dark == (scheme == "dark")
     shot = page.screenshot(path=tmp_path / "page.png")
     assert len(shot) > 10_000
+
+
+def test_it_plays_at_once_and_faster_on_demand(visit):
+    page = visit(query="")
+    expect(seen(page).nth(1)).to_be_visible()
+    page.click("#speed")
+    expect(page.locator("#speed")).to_have_attribute("aria-label", "Speed: 2 times")
+    page.click("#thumbnails li:nth-child(2) button")
+    expect(page.locator("#scene-name")).to_contain_text("Scene 2")
+    expect(seen(page).nth(1)).to_be_visible()
+
+
+def test_less_motion_asked_for_plays_nothing(visit):
+    page = visit(query="", reduced_motion="reduce")
+    page.wait_for_timeout(300)
+    expect(seen(page)).to_have_count(0)
+
+
+def test_unsure_when_all_is_seen_and_names_are_readable_and_unbroken(visit):
+    page = visit(query="?scene=1&play=0")
+    page.locator("#threshold").fill("100")
+    page.click("#speed")
+    page.click("#speed")
+    page.click("#play")
+    expect(page.locator("#label")).to_have_text("unsure", timeout=30_000)
+    expect(page.locator("#confidence")).to_have_text(re.compile(r"^probably [^_]+ \(\d+%\)$"))
+    expect(page.locator("#status")).to_contain_text("not sure enough")
+    expect(page.locator("#scene-name")).to_contain_text("Scene 2: ")
+    names = page.locator(".bar-name").all_inner_texts()
+    assert "sea horse" in names and "Polar bear" in names
+    for words in ("a kind of cat with a very long name", "english springer", "unsure"):
+        kept = page.evaluate(
+            """async (words) => {
+              const { writeLarge } = await import("./words.js");
+              const label = document.getElementById("label");
+              writeLarge(label, words);
+              const style = getComputedStyle(label);
+              return style.overflowWrap === "normal" && label.scrollWidth <= label.clientWidth + 1;
+            }""",
+            words,
+        )
+        assert kept
+
+
+def test_a_look_is_saved_as_a_gif(visit):
+    page = visit()
+    page.locator("#threshold").fill("100")
+    for count in (1, 2, 3):
+        page.click("#step")
+        expect(seen(page)).to_have_count(count)
+    with page.expect_download() as download:
+        page.click("#share")
+    with Image.open(download.value.path()) as gif:
+        assert gif.format == "GIF" and gif.n_frames == 4  # the cover and three glimpses
+
+
+def test_a_picture_from_the_camera(visit):
+    page = visit(permissions=["camera"])
+    page.click("#camera")
+    page.click("#camera-dialog .take")  # waits until it is enabled
+    expect(page.locator("#camera-dialog")).to_be_hidden()
+    expect(page.locator("#thumbnails [aria-current]")).to_have_attribute("aria-label", "Camera")
+    page.click("#step")
+    expect(seen(page)).to_have_count(1)
+
+
+def test_two_agents_side_by_side(browser, web_agent):
+    other = stam.Agent(tiny_config(labels=tuple("xyz"), num_classes=3, image_size=(16, 24))).eval()
+    randomise(other)
+    service = Service(web_agent, "one", beside=Service(other.eval(), "two", scenes=()))
+    with RunningServer(service) as address:
+        page = browser.new_page()
+        page.goto(f"{address}/?play=0")
+        page.wait_for_selector("body.ready")
+        page.locator("#threshold").fill("100")
+        page.click("#step")
+        page.click("#step")
+        expect(seen(page)).to_have_count(2)
+        expect(page.locator("#rival-beside .seen")).to_have_count(2)
+        expect(page.locator(".rival b")).to_have_text(["two"])
+        expect(page.locator("#result-beside")).to_have_text(re.compile(r"\d+% sure · [xyz]"))
+        page.close()
 
 
 def test_every_control_has_a_name(visit):

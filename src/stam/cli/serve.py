@@ -35,6 +35,7 @@ class Arguments:
         port: Port to listen on; 0 takes a free one.
         host: Address to listen on. Any but this machine's own lets others in, and there is no password.
         images: A folder of images for the page to offer.
+        beside: A second agent that the page shows next to the first, looking at the same scene.
         threshold: Confidence above which the agent stops; its own by default.
         resize_size: The shorter side before the centre crop; by default as the agent was trained.
         max_sessions: Sessions open at once.
@@ -52,6 +53,7 @@ class Arguments:
     port: int = 8000
     host: str = "127.0.0.1"
     images: Path | None = None
+    beside: str | None = None
     threshold: float | None = None
     resize_size: int | None = None
     max_sessions: int = 256
@@ -95,7 +97,17 @@ def _agent_service(given: Arguments, name: str) -> "Service":
     agent, resize_size = open_agent(given.agent, given.resize_size, given.threshold, given.fast)
     torch.set_num_threads(given.threads or default_threads(agent.config.width))
     scenes = sample_scenes(agent.facts, given.images, resize_size)
-    return Service(agent, name, _limits(given), scenes, resize_size)
+    beside = None if given.beside is None else _beside_service(given, given.beside)
+    return Service(agent, name, _limits(given), scenes, resize_size, beside)
+
+
+def _beside_service(given: Arguments, source: str) -> "Service":
+    from stam.web import Service
+
+    found = find_agent(source)
+    require(not is_system_folder(found.folder), f"--beside takes an agent: '{source}' is a system of the zoo")
+    agent, resize_size = open_agent(source, given.resize_size, given.threshold, given.fast)
+    return Service(agent, found.name, _limits(given), (), resize_size)
 
 
 def _system_service(given: Arguments, name: str) -> "LookService":
@@ -103,6 +115,7 @@ def _system_service(given: Arguments, name: str) -> "LookService":
     from stam.web.scenes import sample_scenes
 
     require(given.threshold is None, "--threshold is for agents: a system of the zoo takes all its looks")
+    require(given.beside is None, "--beside is for agents: serve the system of the zoo by itself")
     looker, resize_size = open_looker(given.agent, given.resize_size, given.fast)
     torch.set_num_threads(given.threads or torch.get_num_threads())
     scenes = sample_scenes(looker.facts, given.images, resize_size)

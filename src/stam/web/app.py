@@ -1,6 +1,8 @@
 """The routes of the service. Thin: sessions live in a `SessionPool`, and the page is one more sensor."""
 
 import asyncio
+import base64
+import binascii
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
@@ -40,6 +42,7 @@ from stam.web.scenes import (
     image_header,
     read_upload,
     sample_scenes,
+    thumbnail,
 )
 from stam.web.schemas import (
     AgentInfo,
@@ -47,6 +50,7 @@ from stam.web.schemas import (
     GridInfo,
     LimitsInfo,
     MissedGlimpse,
+    NewAnimation,
     NewSession,
     Problem,
     Rewind,
@@ -59,6 +63,8 @@ PAGE = Path(__file__).parent / "page"
 OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 RAW_PIXELS = "application/octet-stream"
 UPLOAD_PATH = "/api/view"
+ANIMATION_PATH = "/api/animation"
+BESIDE_PATH = "/beside"
 _SMALL_BODY = 100_000  # bytes: a glimpse, however badly it was compressed, or some JSON
 
 SessionId = Annotated[str, PathParameter(pattern="^[A-Za-z0-9_-]{1,64}$", description="from opening it")]
@@ -67,6 +73,7 @@ Expected = Annotated[
     int | None,
     Query(ge=0, le=100_000, description="glimpses of the session before this one, as last answered"),
 ]
+SceneId = Annotated[int, PathParameter(ge=0, le=100_000)]
 OptionalIndex = Annotated[int | None, Query(ge=0, le=100_000)]
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -149,9 +156,20 @@ class Service(SceneService):
         limits: Limits | None = None,
         scenes: Sequence[SampleScene] | None = None,
         resize_size: int | None = None,
+        beside: "Service | None" = None,
     ) -> None:
+        """Prepares to serve an agent.
+
+        Args:
+            agent: Who looks.
+            name: What to call it.
+            limits: What is allowed.
+            scenes: For the page to offer; by default those that ship.
+            resize_size: The shorter side of an image before its centre is cropped.
+            beside: A second agent that the page shows next to this one.
+        """
         super().__init__(name, limits, sample_scenes(agent.facts) if scenes is None else scenes)
-        self.agent, self.resize_size = agent, resize_size
+        self.agent, self.resize_size, self.beside = agent, resize_size, beside
         self.pool = SessionPool(
             agent,
             max_sessions=self.limits.max_sessions,
@@ -166,6 +184,8 @@ class Service(SceneService):
     def close(self) -> None:
         """Ends the sessions."""
         self.pool.close()
+        if self.beside is not None:
+            self.beside.close()
 
     @property
     def max_glimpse_bytes(self) -> int:
@@ -202,6 +222,7 @@ class Service(SceneService):
             policy=config.policy,
             policies=self.policies(),
             limits=LimitsInfo(**asdict(self.limits)),
+            beside=None if self.beside is None else self.beside.name,
         )
 
     def session(self, key: str) -> SessionInfo:
@@ -242,6 +263,35 @@ class Service(SceneService):
         image = read_upload(body, self.limits.max_upload_pixels)
         return encode_png(fitted(image, self.agent.facts, self.resize_size))
 
+    def animation(self, asked: NewAnimation) -> bytes:
+        """Draws a look as a GIF."""
+        from stam.show.animations import animation_bytes  # here, since few who serve ask for one
+        from stam.show.pictures import Story
+
+        grid = self.agent.grid
+        height, width = grid.image_size
+        if len(asked.steps) > grid.num_locations:
+            raise _refuse(422, f"steps: {len(asked.steps)} given, a scene has {grid.num_locations} glimpses")
+        try:
+            body = base64.b64decode(asked.scene, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise _refuse(422, "scene: it is not base64 of an image") from error
+        size = image_header(body)
+        if size != (width, height):
+            raise _refuse(422, f"scene: it is {height}x{width} pixels, got {size[1]}x{size[0]}")
+        labels = [shown(step.label) for step in asked.steps]
+        truth = None if asked.truth is None else shown(asked.truth)
+        story = Story(
+            name=shown(asked.name) if truth is None else truth,
+            image=read_upload(body, height * width),
+            grid=grid,
+            locations=[grid.index(step.location) for step in asked.steps],
+            labels=labels,
+            confidences=[step.confidence for step in asked.steps],
+            right=None if truth is None else [label == truth for label in labels],
+        )
+        return animation_bytes([story], milliseconds=asked.milliseconds)
+
 
 def create_app(service: Service, hosts: Sequence[str] = OWN_NAMES) -> FastAPI:
     """Builds the application.
@@ -254,7 +304,7 @@ def create_app(service: Service, hosts: Sequence[str] = OWN_NAMES) -> FastAPI:
     app = guarded_app(
         service,
         hosts,
-        service.max_glimpse_bytes,
+        max(each.max_glimpse_bytes for each in (service, service.beside) if each is not None),
         title="STAM",
         summary="An agent that classifies a scene it never sees whole, one glimpse at a time.",
         description="Open a session, sense a glimpse where it says, post it, and go on until `stop`.",
@@ -262,6 +312,12 @@ def create_app(service: Service, hosts: Sequence[str] = OWN_NAMES) -> FastAPI:
     )
     _add_session_routes(app, service)
     add_scene_routes(app, service)
+    _add_animation_route(app, service)
+    if service.beside is not None:
+        second = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        _add_error_handlers(second, service.beside)
+        _add_session_routes(second, service.beside)
+        app.mount(BESIDE_PATH, second)
     app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     return app
 
@@ -284,7 +340,9 @@ def guarded_app(service: SceneService, hosts: Sequence[str], max_bytes: int, **a
     # without FastAPI's own pages, which load their scripts from elsewhere
     app = FastAPI(docs_url=None, redoc_url=None, lifespan=lifespan, **about)  # type: ignore[arg-type]
     app.add_middleware(
-        BodyLimit, max_bytes=max_bytes, exceptions={UPLOAD_PATH: service.limits.max_upload_bytes}
+        BodyLimit,
+        max_bytes=max_bytes,
+        exceptions=dict.fromkeys((UPLOAD_PATH, ANIMATION_PATH), service.limits.max_upload_bytes),
     )
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(SameOrigin)
@@ -470,8 +528,31 @@ def _add_session_routes(app: FastAPI, service: Service) -> None:
         return [[round(value, 6) for value in row] for row in likely.tolist()]
 
 
+def _add_animation_route(app: FastAPI, service: Service) -> None:
+    gif: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"image/gif": _BINARY}, "description": "A frame for each glimpse"}
+    }
+
+    @app.post(
+        ANIMATION_PATH,
+        tags=["scenes"],
+        summary="Draw a look as a GIF",
+        response_class=Response,
+        responses=gif | _problems(400, 413, 422, 503),
+    )
+    async def animate(asked: NewAnimation) -> Response:
+        """Draws the glimpses in the order they were sensed. Nothing is kept."""
+        with service.uploading():
+            return Response(await service.decoding(service.animation, asked), media_type="image/gif")
+
+
 def add_scene_routes(app: FastAPI, service: SceneService) -> None:
     """Adds the sample scenes, and the one that brings an image to size."""
+
+    def known(scene_id: int) -> SampleScene:
+        if scene_id >= len(service.scenes):
+            raise _refuse(404, f"no scene {scene_id}: there are {len(service.scenes)}, from 0")
+        return service.scenes[scene_id]
 
     @app.get("/api/scenes", tags=["scenes"], summary="Sample scenes")
     async def list_scenes() -> list[SceneInfo]:
@@ -491,11 +572,24 @@ def add_scene_routes(app: FastAPI, service: SceneService) -> None:
         response_class=Response,
         responses=png | _problems(404, 422),
     )
-    async def read_scene(scene_id: Annotated[int, PathParameter(ge=0, le=100_000)]) -> Response:
-        if scene_id >= len(service.scenes):
-            raise _refuse(404, f"no scene {scene_id}: there are {len(service.scenes)}, from 0")
-        pixels = await service.decoding(service.scenes[scene_id].load)
+    async def read_scene(scene_id: SceneId) -> Response:
+        pixels = await service.decoding(known(scene_id).load)
         return Response(encode_png(pixels), media_type="image/png")
+
+    jpeg: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"image/jpeg": _BINARY}, "description": "A small picture of the scene"}
+    }
+
+    @app.get(
+        "/api/scenes/{scene_id}/thumbnail",
+        tags=["scenes"],
+        summary="A sample scene, small",
+        response_class=Response,
+        responses=jpeg | _problems(404, 422),
+    )
+    async def read_thumbnail(scene_id: SceneId) -> Response:
+        pixels = await service.decoding(known(scene_id).load)
+        return Response(thumbnail(pixels), media_type="image/jpeg")
 
     @app.post(
         UPLOAD_PATH,

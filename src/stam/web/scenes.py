@@ -1,6 +1,7 @@
 """Scenes that the page opens with, and reading images that strangers send."""
 
 import io
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,14 @@ from stam.files import shown
 from stam.model.looker import Facts
 from stam.scene.pixels import prepare_for_evaluation
 from stam.shapes import UInt8
+from stam.web.photographs import photographs
 
 MAX_SAMPLES = 48
+FIRST_DIGITS = 2  # of the scenes of digits, the one that the page opens with: see experiments/first_scenes.py
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _DIGITS = tuple("0123456789")
 _SMALLEST_DIGIT_SCENE = 30
+_THUMBNAIL_SIZE = 112  # pixels of the longer side
 
 
 class TooManyPixelsError(DataError):
@@ -67,6 +71,16 @@ def fitted(
     return prepare_for_evaluation(image, resize_size or facts.resize_size, facts.image_size)
 
 
+def thumbnail(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
+    """Makes a small picture of a scene, as JPEG."""
+    small, buffer = Image.fromarray(pixels), io.BytesIO()
+    scale = _THUMBNAIL_SIZE / max(small.size)
+    sampling = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+    size = tuple(max(1, round(side * scale)) for side in small.size)
+    small.resize((size[0], size[1]), sampling).save(buffer, format="JPEG", quality=80)
+    return buffer.getvalue()
+
+
 def encode_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
     """Encodes pixels without loss."""
     buffer = io.BytesIO()
@@ -80,7 +94,7 @@ def sample_scenes(
     """Returns the scenes the page offers.
 
     Images of a folder, evenly spread over it; without one, cluttered digits for an agent that reads digits,
-    and the photographs that come with scikit-learn for any other.
+    and the images that ship (`stam.web.photographs`) for any other.
 
     Args:
         facts: Of who looks at them.
@@ -92,9 +106,10 @@ def sample_scenes(
     height, width = facts.image_size
     if facts.labels == _DIGITS and height == width >= _SMALLEST_DIGIT_SCENE:
         digits = ClutteredDigits("test", scene_size=height)
+        order = sorted(range(24), key=lambda index: index != FIRST_DIGITS)
         return [
             SampleScene(f"Digits {index + 1}", digits.classes[digits.labels[index]], _digit(digits, index))
-            for index in range(24)
+            for index in order
         ]
     return _photographs(facts, resize_size)
 
@@ -104,17 +119,29 @@ def _digit(digits: ClutteredDigits, index: int) -> Callable[[], np.ndarray]:
 
 
 def _photographs(facts: Facts, resize_size: int | None) -> list[SampleScene]:
-    """Returns the photographs inside scikit-learn (CC BY 2.0, see sklearn/datasets/images/README.txt)."""
+    """Returns the images that ship: the collection that has classes of this agent, or all photographs."""
+    labels = {_letters(label): label for label in facts.labels}
+    shipped = photographs()
+    matches = Counter(each.collection for each in shipped if each.label and _letters(each.label) in labels)
+    fitting = matches.most_common(1)[0][0] if matches else None  # both have a church
+    chosen = [each for each in shipped if (each.collection == fitting if fitting else not each.is_drawn)]
 
-    def loader(name: str) -> Callable[[], np.ndarray]:
-        def load() -> np.ndarray:
-            from sklearn.datasets import load_sample_image  # here, since importing it takes a second
+    def loader(path: Path) -> Callable[[], np.ndarray]:
+        return lambda: fitted(decode_image(path), facts, resize_size)
 
-            return fitted(load_sample_image(name), facts, resize_size)
+    return [
+        SampleScene(
+            f"{each.title} ({each.credit})",
+            labels.get(_letters(each.label)) if each.label else None,
+            loader(each.path),
+        )
+        for each in chosen
+    ]
 
-        return load
 
-    return [SampleScene(name, None, loader(name)) for name in ("china.jpg", "flower.jpg")]
+def _letters(label: str) -> str:
+    """Returns what two spellings of a class have in common: storage_tanks, StorageTanks."""
+    return "".join(letter for letter in label.casefold() if letter.isalnum())
 
 
 def _folder_scenes(facts: Facts, folder: Path, resize_size: int | None) -> list[SampleScene]:

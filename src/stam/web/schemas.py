@@ -74,6 +74,9 @@ class AgentInfo(BaseModel):
     policy: str = Field(description="the agent's own policy")
     policies: list[str] = Field(description="policies a session may name")
     limits: LimitsInfo
+    beside: str | None = Field(
+        None, description="name of a second agent, whose sessions are under /beside/api"
+    )
 
 
 class NewSession(BaseModel):
@@ -146,6 +149,28 @@ class SessionInfo(BaseModel):
     missed: list[Place]
     expires_in: float = Field(description="seconds until the session is closed if it is not used")
     step: Step | None = Field(description="what the agent said last; null before the first glimpse")
+
+
+class AnimationStep(BaseModel):
+    """A glimpse of an animation, and what was said after it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    location: Place
+    label: Annotated[str, Field(max_length=200)]
+    confidence: Probability
+
+
+class NewAnimation(BaseModel):
+    """What an animation shows; of the scene only the glimpses are drawn."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    scene: Annotated[str, Field(description="an image of the agent's image size, as base64")]
+    steps: Annotated[list[AnimationStep], Field(min_length=1, max_length=4096)]
+    name: Annotated[str, Field(max_length=200)] = "scene"
+    truth: Annotated[str, Field(max_length=200)] | None = Field(None, description="the true class, if known")
+    milliseconds: Annotated[int, Field(strict=True, ge=50, le=5000)] = 450
 
 
 class SceneInfo(BaseModel):

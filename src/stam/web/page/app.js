@@ -1,10 +1,13 @@
-// The page: one scene, three ways of looking at it, one clock.
+// The page: one scene, several ways of looking at it, one clock.
 
-import { api } from "./api.js";
+import { api, connectTo } from "./api.js";
 import { Bars, Chart } from "./panels.js";
-import { Board, percent } from "./board.js";
+import { Board } from "./board.js";
+import { openCamera } from "./camera.js";
 import { Scene } from "./scene.js";
+import { sceneName, Thumbnails } from "./thumbnails.js";
 import { Track } from "./track.js";
+import { percent, readable, writeLarge } from "./words.js";
 
 const STEP_MILLISECONDS = 750;
 const AFTER_STOP_MILLISECONDS = 200; // the others hurry on once the agent is sure
@@ -14,7 +17,14 @@ const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, mill
 const titles = { learned: "Learned", random: "Random", spiral: "Spiral", plus: "Plus", "centre-out": "Centre out" };
 const titleOf = (policy) => titles[policy.split(":")[0]]; // learned:8 is the learned policy
 
-let agent, scenes, tracks, boards, bars, chart;
+const asked = new URLSearchParams(location.search);
+const SPEEDS = [0.5, 1, 2, 4];
+// Nothing moves by itself for those who asked their system for less motion, nor with ?play=0.
+const playsByItself = asked.get("play") !== "0" && !matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+let agent, scenes, tracks, boards, bars, chart, thumbnails;
+let lookers = []; // who looks: { api, agent, policy, title, id }, the served agent first
+let speed = 1;
 let sceneNumber = 0; // -1 is an image of the visitor's
 let time = 0; // glimpses on the clock
 let threshold = 0.9;
@@ -29,91 +39,158 @@ async function start() {
   threshold = agent.threshold;
   const [height, width] = agent.grid.image_size;
   document.documentElement.style.setProperty("--scene-aspect", width / height);
-  const policies = [agent.policy, ...["random", "spiral", "plus"].filter((name) => name !== agent.policy).slice(0, 2)];
-  buildRivals(policies.slice(1));
-  boards = policies.map((policy, index) =>
+  lookers = await whoLooks();
+  buildRivals();
+  boards = lookers.map((looker, index) =>
     index === 0
       ? new Board($("board"), agent, { onChoose: overrule, label: "The scene, a grid of squares" })
-      : new Board($(`rival-${policy}`), agent, { label: titleOf(policy) }),
+      : new Board($(`rival-${looker.id}`), looker.agent, { label: looker.title }),
   );
   bars = new Bars($("bars"), agent.labels);
   chart = new Chart($("chart"), agent.grid.rows * agent.grid.columns);
-  $("scene").replaceChildren(...scenes.map((scene) => new Option(scene.name, scene.id)));
+  thumbnails = new Thumbnails($("thumbnails"), scenes, openScene);
   $("threshold").value = Math.round(threshold * 100);
-  describeAgent(policies);
+  describeAgent();
   connect();
   await openScene(startScene());
   document.body.classList.add("ready");
 }
 
 function startScene() {
-  const asked = Number(new URLSearchParams(location.search).get("scene") ?? 0);
-  return Number.isInteger(asked) && asked >= 0 && asked < scenes.length ? asked : 0;
+  const number = Number(asked.get("scene") ?? 0);
+  return Number.isInteger(number) && number >= 0 && number < scenes.length ? number : 0;
 }
 
-function buildRivals(policies) {
+// The agent, and beside it a second one, or two simple ways to choose where to look.
+async function whoLooks() {
+  const own = { api, agent, policy: agent.policy, title: titleOf(agent.policy), id: "own" };
+  if (agent.beside) {
+    const other = connectTo("beside/api/");
+    const second = await other.agent();
+    own.title = agent.name;
+    return [own, { api: other, agent: second, policy: second.policy, title: second.name, id: "beside" }];
+  }
+  const simple = ["random", "spiral", "plus"].filter((name) => name !== agent.policy).slice(0, 2);
+  return [own, ...simple.map((policy) => ({ api, agent, policy, title: titleOf(policy), id: policy }))];
+}
+
+function buildRivals() {
+  if (agent.beside) {
+    $("rivals-title").textContent = "A second agent, the same scene";
+    $("rivals").classList.add("one");
+  }
   $("rivals").replaceChildren(
-    ...policies.map((policy, index) => {
+    ...lookers.slice(1).map(({ id, title }, index) => {
       const figure = document.createElement("figure");
       figure.className = `rival series-${index + 2}`;
       figure.innerHTML = `<figcaption><b></b><span></span></figcaption><div class="board small"></div>`;
-      figure.querySelector("b").textContent = titleOf(policy);
-      figure.querySelector("span").id = `result-${policy}`;
-      figure.querySelector(".board").id = `rival-${policy}`;
+      figure.querySelector("b").textContent = title;
+      figure.querySelector("span").id = `result-${id}`;
+      figure.querySelector(".board").id = `rival-${id}`;
       return figure;
     }),
   );
 }
 
-function describeAgent(policies) {
+function describeAgent() {
   const { rows, columns, glimpse_size: [glimpseHeight, glimpseWidth] } = agent.grid;
   $("facts").textContent =
     `${agent.name}: ${agent.labels.length} labels, ${rows}×${columns} glimpses of ${glimpseHeight}×${glimpseWidth} pixels, ` +
-    `${titleOf(policies[0]).toLowerCase()} policy.`;
+    `${titleOf(agent.policy).toLowerCase()} policy.`;
 }
 
 // A scene, and a start
 
 async function openScene(number) {
   sceneNumber = number;
+  thumbnails.mark(number);
   const { name, label } = scenes[number];
-  $("scene").value = String(number);
-  await guarded(async () => begin(await Scene.fromBlob(await api.scene(number), agent, { name, label })));
+  await guarded(async () => begin(await api.scene(number), { name, label }));
+  if (playsByItself && sceneNumber === number && !player) play();
 }
 
 async function openFile(file) {
   if (!file) return;
   await guarded(async () => {
-    const scene = await Scene.fromBlob(await api.view(file), agent, { name: file.name || "Your image" });
+    const blob = await api.view(file);
+    const scene = { name: file.name || "Your image", label: null };
+    const open = () =>
+      guarded(async () => {
+        sceneNumber = -1;
+        thumbnails.mark(-1);
+        await begin(blob, scene);
+      });
     sceneNumber = -1;
-    $("scene").querySelector("option[value='-1']")?.remove();
-    $("scene").append(new Option(scene.name, -1, true, true));
-    await begin(scene);
+    await begin(blob, scene);
+    thumbnails.addOwn(blob, scene.name, open);
+    thumbnails.mark(-1);
   });
+  if (playsByItself && sceneNumber === -1 && !player) play();
+}
+
+// Saves the look as it stands. Of the scene only the uncovered squares are sent, to be drawn into a GIF.
+async function share() {
+  const own = tracks[0];
+  const count = own.shownAt(time, threshold);
+  if (count === 0) return complain("Nothing has been looked at yet: press play first.");
+  pause();
+  $("share").disabled = true;
+  try {
+    const done = isDone(own);
+    const look = {
+      scene: boards[0].picture(),
+      steps: own.entries.slice(0, count).map(({ sensed, label, confidence }) => ({ location: sensed, label: readable(label), confidence })),
+      name: `${agent.name} looks`,
+      milliseconds: Math.max(60, Math.round(450 / speed)),
+    };
+    if (done && own.scene.label) look.truth = readable(own.scene.label);
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(await api.animation(look));
+    link.download = `stam-${sceneNumber < 0 ? "own" : sceneNumber + 1}.gif`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+    return say("The look is saved as a GIF.");
+  } catch (error) {
+    return complain(error.message);
+  } finally {
+    $("share").disabled = false;
+  }
 }
 
 // Opens the sessions: the agent's own first, at the centre or where a seed says, and the others where that one starts.
-async function begin(scene, seed) {
+async function begin(blob, about, seed) {
   pause();
   run += 1;
+  const shared = await Scene.fromBlob(blob, agent, about);
+  const fresh = await Promise.all(
+    lookers.map(async (looker) => {
+      const scene = looker.agent === agent ? shared : await Scene.fromBlob(blob, looker.agent, about);
+      return new Track(looker.api, looker.agent, scene, looker.policy);
+    }),
+  );
   tracks?.forEach((track) => track.close());
-  const fresh = boards.map((board, index) => new Track(agent, scene, [agent.policy, ...rivalPolicies()][index]));
   const repeatable = seed ?? Math.max(0, sceneNumber);
-  const centre = [agent.grid.rows, agent.grid.columns].map((count) => Math.floor(count / 2));
-  await fresh[0].open(seed === undefined ? centre : null, repeatable);
-  await Promise.all(fresh.slice(1).map((track) => track.open(fresh[0].first, repeatable)));
+  await fresh[0].open(seed === undefined ? centreOf(agent.grid) : null, repeatable);
+  await Promise.all(fresh.slice(1).map((track) => track.open(matching(fresh[0].first, track.agent.grid), repeatable)));
+  Object.assign(shared, { blob, about });
   tracks = fresh;
   time = 0;
   setPeek(false);
   render();
 }
 
-function rivalPolicies() {
-  return [...document.querySelectorAll(".rival .board")].map((board) => board.id.replace("rival-", ""));
+const centreOf = ({ rows, columns }) => [Math.floor(rows / 2), Math.floor(columns / 2)];
+
+// The square of another grid that covers the middle of a square of ours.
+function matching([row, column], grid) {
+  const { rows, columns } = agent.grid;
+  return [Math.floor(((row + 0.5) / rows) * grid.rows), Math.floor(((column + 0.5) / columns) * grid.columns)];
 }
 
-function restart() {
-  guarded(() => begin(tracks[0].scene, Math.floor(Math.random() * 2 ** 31)));
+async function restart() {
+  const { blob, about } = tracks[0].scene;
+  await guarded(() => begin(blob, about, Math.floor(Math.random() * 2 ** 31)));
+  if (playsByItself && !player) play();
 }
 
 // The clock
@@ -157,7 +234,7 @@ async function play() {
     if (player !== mine) return undefined;
     if (!went || tracks.every(isDone)) return pause();
     const pace = isDone(tracks[0]) ? AFTER_STOP_MILLISECONDS : STEP_MILLISECONDS;
-    await wait(Math.max(0, pace - (performance.now() - started)));
+    await wait(Math.max(0, pace / speed - (performance.now() - started)));
   }
   return undefined;
 }
@@ -204,10 +281,10 @@ function render() {
     boards[index].show(track, shown[index], { peek, done, sure });
   });
   renderVerdict(shown[0]);
-  tracks.slice(1).forEach((track, index) => renderRival(track, shown[index + 1]));
+  tracks.slice(1).forEach((track, index) => renderRival(track, shown[index + 1], lookers[index + 1]));
   chart.show(
     tracks.map((track, index) => ({
-      name: titleOf(track.policy),
+      name: lookers[index].title,
       series: `series-${index + 1}`,
       values: track.entries.slice(0, shown[index]).map((entry) => entry.confidence),
       stopped: isDone(track) && shown[index] > 0,
@@ -223,26 +300,37 @@ function renderVerdict(count) {
   const total = agent.grid.rows * agent.grid.columns;
   const stopped = count > 0 && own.stopsAt(threshold) === count;
   const panel = $("label").closest(".verdict");
-  panel.classList.toggle("stopped", stopped);
-  $("label").textContent = entry ? entry.label : "?";
-  const length = entry?.label.length ?? 0;
-  $("label").classList.toggle("word", length > 3 && length <= 9);
-  $("label").classList.toggle("long", length > 9);
-  $("confidence").textContent = entry ? `${percent(entry.confidence)} sure` : "";
+  const unsure = isUnsure(own, count);
+  panel.classList.toggle("stopped", stopped && !unsure);
+  panel.classList.toggle("unsure", unsure);
+  const words = entry ? readable(entry.label) : "?";
+  writeLarge($("label"), unsure ? "unsure" : words);
+  const sure = entry ? percent(entry.confidence) : "";
+  $("confidence").textContent = unsure ? `probably ${words} (${sure})` : entry ? `${sure} sure` : "";
   $("status").textContent = statusText(count, stopped, total);
   $("seen-share").style.setProperty("--share", count / total);
   $("seen-text").textContent = `${count} of ${total} glimpses, ${percent(count / total)} seen`;
   const truth = own.scene.label;
   $("truth").hidden = !(truth && stopped);
   if (truth && stopped) {
-    $("truth").textContent = entry.label === truth ? "✓ right" : `✗ it is ${truth}`;
+    $("truth").textContent = entry.label === truth ? "✓ right" : `✗ it is ${readable(truth)}`;
     $("truth").className = entry.label === truth ? "right" : "wrong";
   }
+  const number = sceneNumber < 0 ? "Your image" : sceneName(sceneNumber);
+  $("scene-name").textContent = stopped ? `${number}: ${own.scene.name}` : number;
+  $("scene-name").title = stopped ? own.scene.name : "";
   bars.show(entry?.probabilities, threshold);
+}
+
+// Everything has been seen, and it is still not as sure as it has to be to stop.
+function isUnsure(track, count) {
+  const entry = track.entries[count - 1];
+  return Boolean(entry) && entry.location === null && entry.confidence <= threshold;
 }
 
 function statusText(count, stopped, total) {
   if (count === 0) return "Nothing seen yet. Press play, or choose a square.";
+  if (isUnsure(tracks[0], count)) return "Everything has been seen, and it is not sure enough.";
   if (stopped && count < total) {
     const looking = tracks.slice(1).filter((track) => !isDone(track)).length;
     return looking ? "Sure enough: it stops. The others still look." : "Sure enough: it stops.";
@@ -251,11 +339,11 @@ function statusText(count, stopped, total) {
   return tracks[0].lookOn ? "Looking on, to be surer." : "Not sure yet: it looks on.";
 }
 
-function renderRival(track, count) {
+function renderRival(track, count, { id }) {
   const entry = track.entries[count - 1];
-  const when = isDone(track) ? `after ${count}` : "sure";
-  const result = $(`result-${track.policy}`);
-  result.textContent = entry ? `${percent(entry.confidence)} ${when} · ${entry.label}` : "ready";
+  const when = isUnsure(track, count) ? "unsure" : isDone(track) ? `after ${count}` : "sure";
+  const result = $(`result-${id}`);
+  result.textContent = entry ? `${percent(entry.confidence)} ${when} · ${readable(entry.label)}` : "ready";
   result.title = result.textContent;
 }
 
@@ -274,7 +362,7 @@ function announce() {
   if (!entry) return say("Nothing seen.");
   const place = `row ${entry.sensed[0] + 1}, column ${entry.sensed[1] + 1}`;
   const stopped = tracks[0].stopsAt(threshold) === count ? " It stops." : "";
-  return say(`Glimpse ${count} at ${place}: ${entry.label}, ${percent(entry.confidence)} sure.${stopped}`);
+  return say(`Glimpse ${count} at ${place}: ${readable(entry.label)}, ${percent(entry.confidence)} sure.${stopped}`);
 }
 
 function say(words) {
@@ -304,7 +392,9 @@ function connect() {
   $("peek").addEventListener("click", togglePeek);
   $("next-scene").addEventListener("click", () => turnTo(1));
   $("previous-scene").addEventListener("click", () => turnTo(-1));
-  $("scene").addEventListener("change", () => Number($("scene").value) >= 0 && openScene(Number($("scene").value)));
+  $("camera").addEventListener("click", takePicture);
+  $("share").addEventListener("click", share);
+  $("speed").addEventListener("click", () => setSpeed(SPEEDS[(SPEEDS.indexOf(speed) + 1) % SPEEDS.length]));
   $("upload").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", () => openFile($("file").files[0]).then(() => ($("file").value = "")));
   $("threshold").addEventListener("input", () => {
@@ -315,9 +405,14 @@ function connect() {
   $("help").addEventListener("click", () => $("help-dialog").showModal());
   connectTheme();
   document.addEventListener("keydown", onKey);
-  document.addEventListener("dragover", (event) => event.preventDefault());
+  document.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    document.body.classList.add("dropping");
+  });
+  document.addEventListener("dragleave", (event) => event.relatedTarget || document.body.classList.remove("dropping"));
   document.addEventListener("drop", (event) => {
     event.preventDefault();
+    document.body.classList.remove("dropping");
     openFile(event.dataTransfer.files[0]);
   });
   document.addEventListener("paste", (event) => openFile(event.clipboardData.files[0]));
@@ -328,6 +423,17 @@ function connect() {
 function step() {
   pause();
   guarded(advance);
+}
+
+function takePicture() {
+  pause();
+  openCamera($("camera-dialog"), openFile).catch((error) => complain(error.message));
+}
+
+function setSpeed(factor) {
+  speed = factor;
+  $("speed").textContent = `${factor}×`.replace("0.5", "½");
+  $("speed").setAttribute("aria-label", `Speed: ${factor} times`);
 }
 
 function togglePeek() {
@@ -341,7 +447,7 @@ function turnTo(direction) {
 }
 
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || $("help-dialog").open) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const { target } = event;
   if (target.matches("input, select, textarea")) return;
   if (event.key === " " && target.matches("button, a")) return; // presses what has the focus
@@ -353,6 +459,9 @@ function onKey(event) {
     n: () => turnTo(1),
     b: () => turnTo(-1),
     p: togglePeek,
+    c: takePicture,
+    s: share,
+    v: () => $("speed").click(),
     u: () => $("file").click(),
     "?": () => $("help-dialog").showModal(),
   };

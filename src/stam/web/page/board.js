@@ -1,13 +1,10 @@
 // A scene under its cover. The own board is a grid of buttons, the rivals' boards are pictures.
 
+import { percent } from "./words.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const PATH_LENGTH = 4; // the latest moves drawn
 const RECENT = 8; // the latest glimpses whose numbers stand out
-
-export function percent(value) {
-  const rounded = Math.round(value * 100);
-  return `${rounded === 100 && value < 0.9995 ? 99 : rounded}%`;
-}
 
 export class Board {
   constructor(element, agent, { onChoose = null, label = "" } = {}) {
@@ -126,6 +123,11 @@ export class Board {
       const box = scene.box(entry.sensed);
       context.drawImage(scene.canvas, ...box, ...box);
     }
+  }
+
+  // The squares uncovered so far as PNG in base64; the rest is empty.
+  picture() {
+    return this.canvas.toDataURL("image/png").split(",")[1];
   }
 
   #drawPath(entries, next) {

@@ -1,8 +1,10 @@
 // A system that looks at whole scenes: its looks come at once and are shown one by one.
 
 import { api, request } from "./api.js";
-import { percent } from "./board.js";
+import { openCamera } from "./camera.js";
 import { Bars } from "./panels.js";
+import { sceneName, Thumbnails } from "./thumbnails.js";
+import { percent, readable, writeLarge } from "./words.js";
 
 const at = (id) => document.getElementById(id);
 const LONGER_SIDE = 720; // pixels the scene is drawn with

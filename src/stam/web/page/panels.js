@@ -1,6 +1,6 @@
 // The probabilities as moving bars, and confidence over time as lines.
 
-import { percent } from "./board.js";
+import { percent, readable } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const MOST_BARS = 10;
@@ -42,8 +42,8 @@ export class Bars {
     const row = document.createElement("li");
     const name = document.createElement("span");
     name.className = "bar-name";
-    name.textContent = this.labels[index];
-    name.title = this.labels[index];
+    name.textContent = readable(this.labels[index]);
+    name.title = name.textContent;
     const bar = document.createElement("span");
     bar.className = "bar";
     const value = document.createElement("span");

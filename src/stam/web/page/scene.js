@@ -7,7 +7,8 @@ export class Scene {
     const canvas = document.createElement("canvas");
     [canvas.width, canvas.height] = [width, height];
     const context = canvas.getContext("2d", { willReadFrequently: true });
-    context.drawImage(bitmap, 0, 0);
+    if (bitmap.width === width && bitmap.height === height) context.drawImage(bitmap, 0, 0);
+    else context.drawImage(bitmap, 0, 0, width, height); // a second agent may take scenes of another size
     return new Scene(canvas, context, agent, name, label);
   }
 

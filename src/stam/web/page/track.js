@@ -1,10 +1,10 @@
 // One way of looking at the scene: a session and everything it has said, so that one can go back without asking again.
 
-import { api, ApiError } from "./api.js";
+import { ApiError } from "./api.js";
 
 export class Track {
-  constructor(agent, scene, policy) {
-    Object.assign(this, { agent, scene, policy });
+  constructor(api, agent, scene, policy) {
+    Object.assign(this, { api, agent, scene, policy });
     this.entries = []; // after each glimpse: { location, overruled, ...what the agent said }
     this.lookOn = false; // whether to go on past the point where it is sure
   }
@@ -12,14 +12,14 @@ export class Track {
   async open(firstLocation, seed) {
     const settings = { policy: this.policy, seed };
     if (firstLocation) settings.first_location = firstLocation;
-    const session = await api.open(settings);
+    const session = await this.api.open(settings);
     this.id = session.id;
     this.first = session.location;
     return this;
   }
 
   close() {
-    if (this.id) api.close(this.id);
+    if (this.id) this.api.close(this.id);
   }
 
   // How many glimpses it needs to be surer than the threshold; none if it has not got there yet.
@@ -55,7 +55,7 @@ export class Track {
   // Forgets what came after `count` glimpses and looks where the visitor says.
   async overrule(count, location) {
     if (this.entries.length > count) {
-      await this.#withSession(() => api.rewind(this.id, count), count);
+      await this.#withSession(() => this.api.rewind(this.id, count), count);
       this.entries.length = count;
     }
     this.entries.push({ ...(await this.#observe(location)), sensed: location, overruled: true });
@@ -63,7 +63,7 @@ export class Track {
 
   #observe(location) {
     const count = this.entries.length;
-    return this.#withSession(() => api.observe(this.id, this.scene.sense(location), location, count), count);
+    return this.#withSession(() => this.api.observe(this.id, this.scene.sense(location), location, count), count);
   }
 
   // A session that has expired, or has seen what we never heard of, is opened again and shown the first `count` glimpses.
@@ -75,7 +75,7 @@ export class Track {
       const first = this.first;
       await this.open(first);
       for (const [index, entry] of this.entries.slice(0, count).entries())
-        await api.observe(this.id, this.scene.sense(entry.sensed), entry.sensed, index);
+        await this.api.observe(this.id, this.scene.sense(entry.sensed), entry.sensed, index);
       return action();
     }
   }
