@@ -1,9 +1,9 @@
 """Which scene the page is to open with: one where the agent does as it does on average.
 
 For each scene that the page offers, this prints after how many glimpses the agent stops, with its own policy,
-with random locations (mean of several seeds) and in a spiral, all from the centre. `*` marks scenes of a
-known class that it names rightly. The scene to open with is the marked one, looked at with fewer glimpses than at
-random, whose count is nearest to the mean: of early exit on the test set, where the agent's README has it.
+with random locations (mean of several seeds) and in a spiral, all from its first location. `*` marks scenes of a
+known class that it names rightly. The scene to open with is the marked one, looked at with fewer glimpses
+than at random, whose count is nearest to the mean: of early exit on the test set, where the agent's README has it.
 
     python experiments/first_scenes.py digits
     python experiments/first_scenes.py imagenette-tiny --mean 5.0
@@ -31,11 +31,10 @@ def main() -> None:
     scenes = sample_scenes(facts, None, resize_size)
     pixels = torch.from_numpy(np.stack([scene.load() for scene in scenes])).permute(0, 3, 1, 2)
     images = normalise(pixels, facts.mean, facts.std)
-    centre = grid.rows // 2 * grid.columns + grid.columns // 2
 
     def stops(policy: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        trace = agent.look(images, grid.num_locations, centre, policy, generator)
+        trace = agent.look(images, grid.num_locations, agent.first_location, policy, generator)
         confidence, answers = trace.probabilities.float().max(-1)
         sure = confidence > threshold
         sure[:, -1] = True  # everything has been seen

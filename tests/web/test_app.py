@@ -243,7 +243,9 @@ def test_an_idle_session_expires(web_agent):
 
 def test_scenes_are_offered_at_the_agents_size(client):
     scenes = client.get("/api/scenes").json()
-    assert len(scenes) >= 12 and all(scene["label"] is None for scene in scenes)  # it knows no class of theirs
+    assert len(scenes) >= 12 and all(
+        scene["label"] is None for scene in scenes
+    )  # it knows no class of theirs
     answer = client.get(f"/api/scenes/{scenes[0]['id']}")
     assert answer.headers["content-type"] == "image/png"
     assert Image.open(io.BytesIO(answer.content)).size == (32, 24)
@@ -284,7 +286,9 @@ def test_a_second_agent_has_sessions_of_its_own(web_agent):
         assert client.get("/beside/api/agent").json()["labels"] == list("xyz")
         key = client.post("/beside/api/sessions").json()["id"]
         glimpse = png(scene_pixels(1)[:8, :8])
-        step = client.post(f"/beside/api/sessions/{key}/glimpses?num_glimpses=0", content=glimpse, headers=PNG)
+        step = client.post(
+            f"/beside/api/sessions/{key}/glimpses?num_glimpses=0", content=glimpse, headers=PNG
+        )
         assert step.json()["label"] in "xyz"
         missing = client.get(f"/api/sessions/{key}")
         assert missing.status_code == 404 and "error" in missing.json()

@@ -99,7 +99,16 @@ def test_the_page_is_its_own_and_loads_nothing_from_elsewhere(client):
     assert (
         "watch a system look" in page.text and "default-src 'self'" in page.headers["content-security-policy"]
     )
-    for name in ("looks.js", "looks.css", "style.css", "api.js", "board.js", "panels.js"):
+    for name in (
+        "looks.js",
+        "looks.css",
+        "style.css",
+        "api.js",
+        "camera.js",
+        "panels.js",
+        "thumbnails.js",
+        "words.js",
+    ):
         assert client.get(f"/{name}").status_code == 200
 
 

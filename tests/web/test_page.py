@@ -7,9 +7,11 @@ import pytest
 from agents import randomise, tiny_config
 from PIL import Image
 from serving import RunningServer, bomb
+from zooing import glyph_scenes, small
 
 import stam
-from stam.web import Service
+from stam.web import LookService, Service
+from stam.web.scenes import SampleScene
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install '.[dev]'")
 expect = playwright.expect
@@ -369,6 +371,26 @@ def test_two_agents_side_by_side(browser, web_agent):
         expect(page.locator(".rival b")).to_have_text(["two"])
         expect(page.locator("#result-beside")).to_have_text(re.compile(r"\d+% sure · [xyz]"))
         page.close()
+
+
+def test_a_system_of_the_zoo_plays_its_looks(browser):
+    glyphs = glyph_scenes()
+    scenes = [SampleScene(f"Glyph {n}", "x", lambda n=n: glyphs.load(n)) for n in range(3)]
+    problems = []
+    with RunningServer(LookService(small("gfnet"), "gfnet", scenes=scenes)) as address:
+        page = browser.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(address)
+        expect(page.locator("#status")).to_have_text("Look 3 of 3.")
+        expect(page.locator("#scene-name")).to_have_text("Scene 1: Glyph 0")
+        expect(page.locator("#truth")).to_contain_text(re.compile("right|it is"))
+        page.click("#back")
+        expect(page.locator("#status")).to_have_text("Look 2 of 3.")
+        expect(page.locator("#truth")).to_be_hidden()
+        page.click("#thumbnails li:nth-child(2) button")
+        expect(page.locator("#scene-name")).to_contain_text("Scene 2")
+        page.close()
+    assert problems == []
 
 
 def test_every_control_has_a_name(visit):

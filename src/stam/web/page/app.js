@@ -157,7 +157,7 @@ async function share() {
   }
 }
 
-// Opens the sessions: the agent's own first, at the centre or where a seed says, and the others where that one starts.
+// Opens the sessions: the agent's own first, where it begins or where a seed says, and the others where that one starts.
 async function begin(blob, about, seed) {
   pause();
   run += 1;
@@ -170,7 +170,7 @@ async function begin(blob, about, seed) {
   );
   tracks?.forEach((track) => track.close());
   const repeatable = seed ?? Math.max(0, sceneNumber);
-  await fresh[0].open(seed === undefined ? centreOf(agent.grid) : null, repeatable);
+  await fresh[0].open(null, seed); // without a seed, where the agent always begins
   await Promise.all(fresh.slice(1).map((track) => track.open(matching(fresh[0].first, track.agent.grid), repeatable)));
   Object.assign(shared, { blob, about });
   tracks = fresh;
@@ -178,8 +178,6 @@ async function begin(blob, about, seed) {
   setPeek(false);
   render();
 }
-
-const centreOf = ({ rows, columns }) => [Math.floor(rows / 2), Math.floor(columns / 2)];
 
 // The square of another grid that covers the middle of a square of ours.
 function matching([row, column], grid) {

@@ -2,7 +2,7 @@
 
 export async function openCamera(dialog, onPicture) {
   if (!navigator.mediaDevices?.getUserMedia)
-    throw new Error("The browser gives no camera here. It needs a page from localhost or over https.");
+    throw new Error("The browser gives no camera here. It does so on localhost, or over an encrypted connection.");
   let stream;
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1280 } } });

@@ -9,7 +9,9 @@ import { percent, readable, writeLarge } from "./words.js";
 const at = (id) => document.getElementById(id);
 const LONGER_SIDE = 720; // pixels the scene is drawn with
 const state = { info: null, scene: null, looks: [], shown: 0, seed: 0, peek: false };
-let bars;
+const STEP_MILLISECONDS = 750;
+const UNSURE_BELOW = 0.5; // a system of the zoo has no threshold of its own: below this another answer may be likelier
+let bars, thumbnails, player;
 
 function complain(error) {
   const toast = at("toast");
@@ -26,9 +28,9 @@ const guarded = (action) => async (...given) => {
   }
 };
 
-async function use(blob, name, label) {
+async function use(blob, name, label, number) {
   const bitmap = await createImageBitmap(blob, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
-  state.scene = { blob, bitmap, name, label };
+  state.scene = { blob, bitmap, name, label, number };
   await look();
 }
 
@@ -40,7 +42,7 @@ async function look() {
   const looks = await answer.json();
   if (scene !== state.scene) return; // another scene was chosen meanwhile
   state.looks = looks;
-  show(looks.length);
+  play();
 }
 
 // Draws a part of the scene as coarse as it was sensed: what lies outside of the scene is left out.
@@ -101,13 +103,18 @@ function show(count) {
   const [height, width] = info.image_size;
   const share = last.pixels / (height * width);
   draw();
-  at("label").textContent = last.label;
-  at("label").className = last.label.length > 12 ? "long" : last.label.length > 3 ? "word" : "";
-  at("confidence").textContent = percent(last.confidence);
+  const ended = state.shown === looks.length;
+  const unsure = ended && last.confidence < UNSURE_BELOW;
+  at("label").closest(".verdict").classList.toggle("unsure", unsure);
+  writeLarge(at("label"), unsure ? "unsure" : readable(last.label));
+  const sure = percent(last.confidence);
+  at("confidence").textContent = unsure ? `probably ${readable(last.label)} (${sure})` : sure;
   const truth = at("truth");
-  truth.hidden = scene.label === null;
-  truth.textContent = last.label === scene.label ? "right" : `it is ${scene.label}`;
+  truth.hidden = scene.label === null || !ended;
+  truth.textContent = last.label === scene.label ? "✓ right" : `✗ it is ${readable(scene.label ?? "")}`;
   truth.className = last.label === scene.label ? "right" : "wrong";
+  const name = scene.number < 0 ? "Your image" : sceneName(scene.number);
+  at("scene-name").textContent = ended ? `${name}: ${scene.name}` : name;
   at("status").textContent = `Look ${state.shown} of ${looks.length}.`;
   at("seen-text").textContent = `${last.pixels.toLocaleString("en")} pixels used to classify, ${percent(share)} of the scene's`;
   at("seen-share").style.setProperty("--share", Math.min(share, 1));
@@ -118,7 +125,38 @@ function show(count) {
 
 async function choose(id, scenes) {
   const { name, label } = scenes[id];
-  await use(await api.scene(id), name, label);
+  thumbnails.mark(id);
+  await use(await api.scene(id), name, label, id);
+}
+
+async function useFile(file) {
+  if (!file) return;
+  const blob = await api.view(file);
+  const name = file.name || "Your image";
+  const open = guarded(async () => {
+    thumbnails.mark(-1);
+    await use(blob, name, null, -1);
+  });
+  thumbnails.addOwn(blob, name, open);
+  thumbnails.mark(-1);
+  await use(blob, name, null, -1);
+}
+
+// Shows one look after the other; nothing moves for those who asked their system for less motion.
+function play() {
+  clearInterval(player);
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return show(state.looks.length);
+  show(1);
+  player = setInterval(() => {
+    if (state.shown >= state.looks.length) clearInterval(player);
+    else show(state.shown + 1);
+  }, STEP_MILLISECONDS);
+  return undefined;
+}
+
+function turn(step) {
+  clearInterval(player);
+  show(state.shown + step);
 }
 
 async function begin() {
@@ -130,27 +168,33 @@ async function begin() {
   at("policy").append(...info.policies.map((name) => new Option(name, name, name === info.policy, name === info.policy)));
   bars = new Bars(at("bars"), info.labels);
   const scenes = await api.scenes();
-  at("scene").append(...scenes.map((scene, index) => new Option(scene.label ? `${scene.name} (${scene.label})` : scene.name, index)));
+  const pick = guarded((id) => choose(id, scenes));
+  const open = guarded(useFile);
+  thumbnails = new Thumbnails(at("thumbnails"), scenes, pick);
   const again = guarded(look);
-  at("scene").addEventListener("change", guarded(() => choose(Number(at("scene").value), scenes)));
   at("policy").addEventListener("change", again);
   at("restart").addEventListener("click", () => (state.seed++, again()));
-  at("back").addEventListener("click", () => show(state.shown - 1));
-  at("step").addEventListener("click", () => show(state.shown + 1));
+  at("back").addEventListener("click", () => turn(-1));
+  at("step").addEventListener("click", () => turn(1));
+  at("play").addEventListener("click", play);
   at("peek").addEventListener("click", () => {
     state.peek = !state.peek;
     at("peek").setAttribute("aria-pressed", state.peek);
     draw();
   });
   at("upload").addEventListener("click", () => at("file").click());
-  at("file").addEventListener("change", guarded(async () => {
-    const [file] = at("file").files;
-    if (file) await use(await api.view(file), file.name, null);
-  }));
-  const keys = { ArrowLeft: "back", ArrowRight: "step", r: "restart", p: "peek" };
+  at("file").addEventListener("change", () => open(at("file").files[0]));
+  at("camera").addEventListener("click", guarded(() => openCamera(at("camera-dialog"), open)));
+  document.addEventListener("dragover", (event) => event.preventDefault());
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    open(event.dataTransfer.files[0]);
+  });
+  const keys = { " ": "play", ArrowLeft: "back", ArrowRight: "step", r: "restart", p: "peek", u: "upload", c: "camera" };
   document.addEventListener("keydown", (event) => {
     const button = keys[event.key];
-    if (!button || event.target.closest("select, input") || event.ctrlKey || event.metaKey) return;
+    if (!button || event.target.closest("select, input, dialog") || (event.key === " " && event.target.closest("button")) || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
     at(button).click();
   });
   await choose(0, scenes);

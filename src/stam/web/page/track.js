@@ -10,7 +10,8 @@ export class Track {
   }
 
   async open(firstLocation, seed) {
-    const settings = { policy: this.policy, seed };
+    const settings = { policy: this.policy };
+    if (seed !== undefined) settings.seed = seed;
     if (firstLocation) settings.first_location = firstLocation;
     const session = await this.api.open(settings);
     this.id = session.id;
