@@ -20,7 +20,10 @@ import stam
 from stam.cli import main
 
 main(["push", sys.argv[1], "me/tiny", "--private"])
-found, own = stam.load("hub:me/tiny"), stam.load(sys.argv[1])
+own = stam.load(sys.argv[1])
+again = stam.weights.start_agent("hub:me/tiny", own.config)
+assert again.core.pos_embed.equal(own.core.pos_embed)  # 9x16 patches, not 12x12
+found = stam.load("hub:me/tiny")
 assert found.config == own.config
 assert all(value.equal(own.state_dict()[name]) for name, value in found.state_dict().items())
 main(["info", "hub:me/tiny"])
@@ -33,7 +36,9 @@ except stam.errors.WeightsError as error:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    agent = stam.Agent(tiny_config(labels=("ant", "bee", "cat", "dog", "eel")))
+    agent = stam.Agent(
+        tiny_config(image_size=(36, 64), glimpse_size=4, labels=("ant", "bee", "cat", "dog", "eel"))
+    )
     randomise(agent)
     run = tmp_path_factory.mktemp("runs") / "run"
     stam.weights.save_agent(agent.eval(), run / "best")

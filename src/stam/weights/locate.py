@@ -12,13 +12,14 @@ none           nothing: weights are drawn at random
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from stam.errors import WeightsError, did_you_mean
 from stam.weights.folder import CONFIG_FILE, MODEL_FILE, is_agent_folder, is_teacher_folder
-from stam.weights.hub import fetch
+from stam.weights.hub import HubError, fetch
 
 NOTHING = "none"
 RUN_FILE = "run.json"  # what a run is; its folder is a run folder
@@ -54,7 +55,10 @@ def locate(source: str | Path) -> Path:
     if package is not None:
         return package_folder(package)
     if hub is not None:
-        return fetch(hub, MODEL_FILE)
+        file = fetch(hub, MODEL_FILE)
+        with suppress(HubError):  # what is not ours may have none; ours says which grid of patches it has
+            fetch(hub, CONFIG_FILE)
+        return file
     if not path.exists():
         raise WeightsError(
             f"no weights at '{source}': give a file, a run folder, package:NAME, hub:NAME, or none"
