@@ -1,9 +1,10 @@
 """Which scene the page is to open with: one where the agent does as it does on average.
 
-For each scene that the page offers, this prints after how many glimpses the agent stops, with its own policy,
-with random locations (mean of several seeds) and in a spiral, all from its first location. `*` marks scenes of a
-known class that it names rightly. The scene to open with is the marked one, looked at with fewer glimpses
-than at random, whose count is nearest to the mean: of early exit on the test set, where the agent's README has it.
+For each scene that the page offers, this prints after how many glimpses the agent stops: with its own policy,
+at random locations (mean of several seeds) and in a spiral, all from its first location. `*` marks scenes of
+a known class that it names rightly. The scene to open with is a marked one, looked at with fewer glimpses
+than at random. Of these it is the one whose count is nearest to the mean: of early exit on the test set,
+where the agent's README has it.
 
     python experiments/first_scenes.py digits
     python experiments/first_scenes.py imagenette-tiny --mean 5.0
