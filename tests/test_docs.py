@@ -52,7 +52,7 @@ TOY_OPTIONS = {  # appended to a documented command, to make it small; only --mi
         *"--epochs 1 --batch-size 4 --warmup-epochs 0 --num-workers 0".split(),
     ],
     "evaluate": "--seeds 2 --glimpses 3".split(),
-    "predict imagenette-tiny": "--max-glimpses 2".split(),
+    "predict": "--max-glimpses 2".split(),
     "serve": "--port 0".split(),  # somebody may listen on the usual one
     "train --resume --out runs/digits --epochs": "--epochs 2".split(),
 }
