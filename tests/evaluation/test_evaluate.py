@@ -250,8 +250,8 @@ def test_the_schema_is_stable():
     values = json.loads(full_evaluation().to_json())
     assert (values["format"], values["version"]) == ("stam-evaluation", "1.4")
     assert sorted(values) == [
-        *("accuracy", "answers", "calibration", "cost", "data", "early_exit", "format", "grid"),
-        *("image_size", "locations", "name"),
+        *("accuracy", "answers", "calibration", "cost", "data", "early_exit"),
+        *("first_locations", "format", "grid", "image_size", "locations", "name"),
         *(
             "num_glimpses",
             "pixels",

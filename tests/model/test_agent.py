@@ -167,7 +167,7 @@ def test_settings_that_parameters_depend_on_cannot_be_changed(agent):
     assert agent.configure(threshold=0.4).threshold == 0.4
     assert agent.labels == ("0", "1", "2", "3", "4")
     assert agent.configure(labels=tuple("abcde")).labels == tuple("abcde")
-    with pytest.raises(StamError, match="only labels, policy, temperature, threshold"):
+    with pytest.raises(StamError, match="only first_location, labels, policy, temperature, threshold"):
         agent.configure(width=48)
 
 

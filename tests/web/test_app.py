@@ -332,10 +332,10 @@ def test_shipped_images_have_sources_and_suit_the_agent():
     assert all(each.source and each.licence and each.title for each in shipped)
     assert sum(each.path.stat().st_size for each in shipped) < 1_000_000
     assert sum(not each.is_drawn for each in shipped) >= 12
-    for name, first in (("imagenette-tiny", "cassette_player"), ("aid-tiny", "StorageTanks")):
+    for name, first in (("imagenette-tiny", "cassette_player"), ("aid-tiny", "Forest")):
         facts = stam.load(name).facts
         scenes = sample_scenes(facts)
-        assert len(scenes) >= 10 and scenes[0].label == first
+        assert len(scenes) >= 7 and scenes[0].label == first
         assert {scene.label for scene in scenes} <= {None, *facts.labels}
 
 

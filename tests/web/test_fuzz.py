@@ -22,7 +22,9 @@ OPERATIONS = [
     "GET /api/sessions/{session_id}/map",
     "GET /api/scenes",
     "GET /api/scenes/{scene_id}",
+    "GET /api/scenes/{scene_id}/thumbnail",
     "POST /api/view",
+    "POST /api/animation",
 ]
 NOTHING_TO_GET_WRONG = ["GET /api/agent", "GET /api/scenes", "POST /api/view"]
 
