@@ -18,8 +18,9 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
+# As many processes as cores, each with one thread: more would wait for each other.
 unit: $(VENV)/.dev browser
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # The site is written to site/; nothing is fetched while it is built.
 docs: $(VENV)/.docs
