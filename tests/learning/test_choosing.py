@@ -1,6 +1,7 @@
 """Settings for own images follow from the images and the machine, and fit into the time there is."""
 
 import dataclasses
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -69,6 +70,16 @@ def test_more_effort_shows_more_images_and_drops_more():
         shown.append(plan(3000, config).num_batches() * config.training.batch_size)
     assert shown == sorted(shown) and shown[-1] == pytest.approx(MOST_EFFORT * shown[-2], rel=0.05)
     assert config.agent.drop_path == 0.2 and config.data.augment.crop_scale[0] == 0.1
+
+
+@pytest.mark.parametrize("num_images", [150, 344, 3000, 50_000])
+def test_a_little_more_effort_is_a_little_more_training(num_images):
+    base = get_recipe("tiny")
+    base = dataclasses.replace(base, agent=dataclasses.replace(base.agent, core="causal"))
+    efforts = [0.02 * 1.05**step for step in range(100)]
+    configs = [choose(base, survey(num_images), effort).config for effort in efforts]
+    shown = [plan(num_images, config).num_batches() * config.training.batch_size for config in configs]
+    assert all(0.95 < later / earlier < 1.12 for earlier, later in pairwise(shown))
 
 
 def test_flips_and_rates_follow_from_the_survey():

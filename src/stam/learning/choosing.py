@@ -142,9 +142,11 @@ def _epochs_and_share(total: float, num_images: int, batch: int, least_epochs: i
 
     Learning rates go by epochs: a few tens of them make the schedule smooth, though each shows few images.
     """
-    epochs = max(total / num_images, min(least_epochs, total / batch))
-    share = min(1.0, max(total / (num_images * epochs), batch / num_images))
-    return max(1, round(epochs)), 1.0 if share > 0.95 else share
+    num_batches = max(1, round(total / batch))
+    whole = max(1, num_images // batch)  # the batches of all images
+    each = min(whole, max(1, num_batches // least_epochs))
+    share = 1.0 if each == whole else (each * batch + 0.5) / num_images  # half an image against rounding
+    return max(1, round(num_batches / each)), share
 
 
 def _teacher(config: RunConfig, num_images: int, effort: float) -> tuple[dict[str, Any], str]:
