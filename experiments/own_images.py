@@ -5,6 +5,9 @@
 
 Settings are chosen by the images and the machine, a teacher is fine-tuned first. Accuracy is on the
 validation images, which choose nothing here: the weights after the last update are evaluated.
+
+`--set '{"training": {"actor_objective": "gains"}}'` overrides what was chosen. `--policies learned learned:8`
+evaluates the agent with each; the row of the first names the run.
 """
 
 import argparse
@@ -12,11 +15,14 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from typing import Any
 
+from stam.config import from_plain, to_plain
 from stam.evaluation import EvaluationPlan, evaluate, save_evaluation
 from stam.learning import experiment
 from stam.learning.fitting import default_core, fit
 from stam.learning.recipes import get_recipe
+from stam.settings import RunConfig
 
 SHOWN = (1, 2, 3, 5, 8, 12, 16, 21)
 
@@ -24,6 +30,13 @@ SHOWN = (1, 2, 3, 5, 8, 12, 16, 21)
 def row(name: str, accuracy: list[float], seconds: float) -> str:
     cells = [f"{100 * accuracy[n - 1]:.1f}" for n in SHOWN if n <= len(accuracy)]
     return f"| {' | '.join((name, *cells, f'{100 * sum(accuracy) / len(accuracy):.1f}', f'{seconds:.0f}'))} |"
+
+
+def with_changes(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    plain = to_plain(config)
+    for part, values in changes.items():
+        plain[part] |= values
+    return from_plain(RunConfig, plain)
 
 
 def main() -> None:
@@ -43,6 +56,8 @@ def main() -> None:
         "--seeds", type=int, default=2, help="first locations of each image in the evaluation"
     )
     parser.add_argument("--glimpses", type=int, default=21)
+    parser.add_argument("--policies", nargs="+", default=["learned"])
+    parser.add_argument("--set", type=json.loads, default={}, help="settings instead of those chosen")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="results of experiments")
     given = parser.parse_args()
     config = get_recipe(given.recipe)
@@ -56,7 +71,7 @@ def main() -> None:
     )
     began = time.monotonic()
     fitted = fit(config, given.minutes)
-    chosen = fitted.choice.config
+    chosen = with_changes(fitted.choice.config, given.set)
     expected = fitted.expected(chosen)
     for line in (*fitted.choice.reasons, fitted.note):
         print(f"  {line}", flush=True)
@@ -69,21 +84,24 @@ def main() -> None:
     agent = experiment.begin(chosen, given.out, given.recipe, splits=fitted.splits)
     seconds = time.monotonic() - began
     print(f"trained in {time.monotonic() - begun:.0f} s, {seconds:.0f} s in all", flush=True)
-    plan = EvaluationPlan(
-        num_seeds=given.seeds,
-        num_glimpses=given.glimpses,
-        num_workers=given.workers,
-        cost=False,
-        most_timed=0,
-    )
-    settings = {"seconds": seconds, "minutes": given.minutes, "core": chosen.agent.core}
-    found = evaluate(
-        agent, fitted.splits.val, plan, source=Path(given.data).name, name="own images", settings=settings
-    )
-    save_evaluation(found, given.out / "own-images.json")
+    settings = {"seconds": seconds, "minutes": given.minutes, "core": chosen.agent.core, "set": given.set}
     head = ("", *map(str, (n for n in SHOWN if n <= given.glimpses)), "mean", "s")
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    print(row(f"own images, {chosen.agent.core}", list(found.accuracy.ensemble.top1.mean), seconds))
+    for policy in given.policies:
+        plan = EvaluationPlan(
+            num_seeds=given.seeds,
+            num_glimpses=given.glimpses,
+            num_workers=given.workers,
+            policy=policy,
+            cost=False,
+            most_timed=0,
+        )
+        found = evaluate(
+            agent, fitted.splits.val, plan, source=Path(given.data).name, name=policy, settings=settings
+        )
+        save_evaluation(found, given.out / f"own-images-{policy.replace(':', '-')}.json")
+        accuracy = list(found.accuracy.ensemble.top1.mean)
+        print(row(f"{given.out.name}: {chosen.agent.core}, {policy}", accuracy, seconds), flush=True)
     for file in given.beside:
         for result in json.loads(file.read_text()):
             print(row(f"{file.stem}: {result['name']}", result["mean"], result["seconds"]))

@@ -24,15 +24,25 @@ class _Pace:
         batches: Least number of batches; a batch is made smaller for it.
         rate: Learning rate at batch 600 where the images are unlike those the core was trained on.
         low_rate: The same where its features tell the classes apart as they are.
+        short_episodes: Whether a batch has short episodes beside the whole one.
+        drop_path: Drop-path rate where each image is shown as often as it should be.
+        crops_from: Smallest crop there, as a share of the image.
     """
 
     epochs: float
     batches: int
     rate: float
     low_rate: float
+    short_episodes: bool
+    drop_path: float
+    crops_from: float
 
 
-_PACES = {"reencoding": _Pace(62, 180, 7e-5, 2e-5), "causal": _Pace(240, 700, 2e-4, 2e-4)}
+_PACES = {
+    "reencoding": _Pace(62, 180, 7e-5, 2e-5, short_episodes=True, drop_path=0.1, crops_from=0.2),
+    # all steps are learned from alike, and each image is shown four times as often
+    "causal": _Pace(240, 700, 2e-4, 2e-4, short_episodes=False, drop_path=0.2, crops_from=0.15),
+}
 _FROM_NOTHING = 3e-4  # learning rate of a core that starts at random
 
 _FULL_SIZE = 8000  # images; of more, each is shown less often
@@ -76,7 +86,7 @@ def choose(
     batch, epochs, share = _amount(survey.num_images, config.agent.core, effort)
     num_batches = Plan(survey.num_images, epochs, batch, share, seed=0).num_batches()
     rate, why_rate = _rate(config, survey, batch)
-    longer = effort > 1.2
+    pace, longer, whole = _PACES[config.agent.core], effort > 1.2, effort > 0.5
     training = dataclasses.replace(
         config.training,
         epochs=epochs,
@@ -86,14 +96,15 @@ def choose(
         tau_epochs=max(1, epochs // 2),
         ema_batches=max(2, round(_AVERAGED * num_batches)),
         feature_weight=feature_weight,
-        validate_every=max(1, math.ceil(epochs / (8 if effort > 0.5 else 3))),
-        validation_images=config.training.validation_images if effort > 0.5 else 200,
-        short_episodes=config.training.short_episodes if effort > 0.5 else 0,
+        validate_every=max(1, math.ceil(epochs / (8 if whole else 3))),
+        validation_images=config.training.validation_images if whole else 200,
+        short_episodes=config.training.short_episodes if whole and pace.short_episodes else 0,
     )
     flips = 0.5 if survey.has_no_up else 0.0
-    crops = (0.1 if longer else 0.2, 1.0)
-    augment = dataclasses.replace(config.data.augment, vertical_flip=flips, crop_scale=crops)
-    agent = dataclasses.replace(config.agent, drop_path=0.2) if longer else config.agent
+    crops_from = 0.1 if longer else (pace.crops_from if whole else 0.2)
+    augment = dataclasses.replace(config.data.augment, vertical_flip=flips, crop_scale=(crops_from, 1.0))
+    drop_path = 0.2 if longer else (pace.drop_path if whole else 0.1)
+    agent = dataclasses.replace(config.agent, drop_path=drop_path)
     teacher, how_taught = _teacher(config, survey.num_images, teacher_effort)
     chosen = dataclasses.replace(
         config,

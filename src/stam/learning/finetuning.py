@@ -4,7 +4,7 @@ Label smoothing, mixup or CutMix (one of them for each batch), random erasing, d
 rise and a cosine. The teacher of a run is the checkpoint that does best on the validation images.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from stam.data.randomness import random_key
 from stam.data.scenes import run_length
 from stam.errors import ConfigError, require_package
 from stam.fast.cuda import encode
+from stam.fast.cuda_graph import GraphedFunction, Pipeline
 from stam.learning import distributed
 from stam.learning.loop import (
     Learner,
@@ -174,24 +175,36 @@ class TeacherLearner(Learner):
         parts = {"model": model.named_parameters()}
         self.optimiser = make_optimiser(parts, config.weight_decay, self.rates)
         self.augment = Augment(data.augment, agent.grid.image_size, agent.mean, agent.std)
+        self.generator = torch.Generator(self.device)
         self.meter = Meter()
+        fast = config.fast and self.device.type == "cuda" and isinstance(model, VisionTransformer)
+        self.pipeline = Pipeline(self.device)
+        self.update: Callable[[Tensor, Tensor], object] = self._update
+        if fast and distributed.can_be_captured():
+            self.update = GraphedFunction(self._update, self.generator)
 
     def train_batch(self, place: Place, raw: RawBatch) -> None:
-        """Takes one optimiser step."""
+        """Takes one optimiser step; on a GPU the images are prepared while the last step is computed."""
         config = self.config
         seed = (config.seed, place.epoch, place.batch)
         share = distributed.rank(), distributed.world_size()
-        images = self.augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed, share)
-        labels = raw.labels.to(self.device, non_blocking=True)
         host = host_random("mixing", *seed)
-        generator = torch.Generator(self.device).manual_seed(random_key("batch", *seed) >> 1)
-        targets = smooth_targets(labels, len(self.record["labels"]), config.smoothing)
-        images, targets = mix(images, targets, config.mixup, config.cutmix, host)
-        images = erase(images, config.erasing, host, generator)
-        self.rates["model"].fill_(config.learning_rate(place.epoch))
-        self.model.train()
-        with autocast(self.device, config.precision):
-            logits = self._logits(images, generator)
+        self.generator.manual_seed(random_key("batch", *seed) >> 1)
+        with self.pipeline.preparing():
+            images = self.augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed, share)
+            labels = raw.labels.to(self.device, non_blocking=True)
+            targets = smooth_targets(labels, len(self.record["labels"]), config.smoothing)
+            images, targets = mix(images, targets, config.mixup, config.cutmix, host)
+            images = erase(images, config.erasing, host, self.generator)
+        with self.pipeline.using(images, targets):
+            self.rates["model"].fill_(config.learning_rate(place.epoch))
+            self.model.train()
+            self.update(images, targets)
+
+    def _update(self, images: Tensor, targets: Tensor) -> None:
+        """Takes one optimiser step from images that are ready; all of it is one CUDA graph on a GPU."""
+        with autocast(self.device, self.config.precision):
+            logits = self._logits(images)
             loss = torch.stack([F.cross_entropy(part.float(), targets) for part in logits]).mean()
         self.on_progress(1 / 3)
         self.optimiser.zero_grad(set_to_none=True)
@@ -200,9 +213,9 @@ class TeacherLearner(Learner):
         self.optimiser.step()
         self.meter.add({"supervised": loss})
 
-    def _logits(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+    def _logits(self, images: Tensor) -> tuple[Tensor, ...]:
         if isinstance(self.model, VisionTransformer):
-            masks = self.model.sample_drop_path(len(images), distributed.random_source(generator))
+            masks = self.model.sample_drop_path(len(images), distributed.random_source(self.generator))
             if not self.config.fast:
                 return self.model.classify_images(images, masks)
             return self.model.classify(encode(self.model, *self.model.all_patches(images), masks))
