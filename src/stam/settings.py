@@ -294,6 +294,8 @@ class TeacherConfig:
         epoch_share: Share of the data an epoch shows.
         batch_size: Images in a batch.
         base_lr: Learning rate at batch 512.
+        head_lr: The same for the classifier, which starts anew; none takes `base_lr`. With a low `base_lr`
+            beside it, pretrained features that are good already change little.
         min_lr: Where the cosine ends.
         warmup_epochs: Epochs over which the learning rate rises from nothing.
         weight_decay: AdamW's, on matrices only.
@@ -314,6 +316,7 @@ class TeacherConfig:
     epoch_share: float = 1.0
     batch_size: int = 1024
     base_lr: float = 5e-4
+    head_lr: float | None = None
     min_lr: float = 1e-5
     warmup_epochs: int = 5
     weight_decay: float = 0.05
@@ -335,6 +338,8 @@ class TeacherConfig:
         require_not_negative(
             self, "base_lr", "min_lr", "warmup_epochs", "weight_decay", "mixup", "cutmix", "seed"
         )
+        if self.head_lr is not None:
+            require_not_negative(self, "head_lr")
         for name in ("smoothing", "erasing", "drop_path"):
             given = getattr(self, name)
             require(0 <= given < 1, f"{name} must be in [0, 1), got {given}")
@@ -351,9 +356,9 @@ class TeacherConfig:
         """Brings settings of format 1.0 up to date."""
         return _renamed(values, {"compile": "fast"})
 
-    def learning_rate(self, epoch: int) -> float:
+    def learning_rate(self, base: float, epoch: int) -> float:
         """Returns the learning rate of an epoch: a linear rise, then a cosine to `min_lr`."""
-        peak = self.base_lr * self.batch_size / 512
+        peak = base * self.batch_size / 512
         if epoch < self.warmup_epochs:
             return peak * (epoch + 1) / (self.warmup_epochs + 1)
         rest = max(self.epochs - self.warmup_epochs, 1)

@@ -48,9 +48,10 @@ _FROM_NOTHING = 3e-4  # learning rate of a core that starts at random
 _FULL_SIZE = 8000  # images; of more, each is shown less often
 _LEAST_EPISODES = 36_000
 _SMALLEST_BATCH, _LARGEST_BATCH = 32, 600  # smaller ones take longer for each image
-_TEACHER_EPOCHS, _TEACHER_UPDATES, _TEACHER_BATCH, _TEACHER_RATE = 20, 500, 256, 5e-4
+_TEACHER_EPOCHS, _TEACHER_UPDATES, _TEACHER_BATCH = 20, 500, 256
+_TEACHER_RATE, _LOW_TEACHER_RATE = 5e-4, 4e-5  # at that batch; the low one where the classes are known well
 _AVERAGED = 0.18  # of the batches
-_WELL_KNOWN, _UNKNOWN = 0.97, 0.9  # accuracy of a linear classifier on the features a core starts with
+_WELL_KNOWN, _UNKNOWN = 0.94, 0.85  # accuracy of a linear classifier on the features a core starts with
 MOST_EFFORT = 2.0  # more time than that for all epochs has not helped
 
 
@@ -105,7 +106,7 @@ def choose(
     augment = dataclasses.replace(config.data.augment, vertical_flip=flips, crop_scale=(crops_from, 1.0))
     drop_path = 0.2 if longer else (pace.drop_path if whole else 0.1)
     agent = dataclasses.replace(config.agent, drop_path=drop_path)
-    teacher, how_taught = _teacher(config, survey.num_images, teacher_effort)
+    teacher, how_taught = _teacher(config, survey, teacher_effort)
     chosen = dataclasses.replace(
         config,
         agent=agent,
@@ -160,21 +161,25 @@ def _epochs_and_share(total: float, num_images: int, batch: int, least_epochs: i
     return max(1, round(num_batches / each)), share
 
 
-def _teacher(config: RunConfig, num_images: int, effort: float) -> tuple[dict[str, Any], str]:
+def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str, Any], str]:
+    num_images, known = survey.num_images, _known(survey)
     total = teacher_images(num_images) * min(effort, 1.0)
     batch = _round_down(min(_TEACHER_BATCH, max(_SMALLEST_BATCH / 2, total / _TEACHER_UPDATES), num_images))
     epochs, share = _epochs_and_share(total, num_images, batch, least_epochs=10)
+    scale = math.sqrt(_TEACHER_BATCH / batch)
     settings = {
         "epochs": epochs,
         "epoch_share": share,
         "batch_size": batch,
-        "base_lr": _TEACHER_RATE * math.sqrt(_TEACHER_BATCH / batch),
+        "base_lr": scale * _TEACHER_RATE ** (1 - known) * _LOW_TEACHER_RATE**known,
+        "head_lr": scale * _TEACHER_RATE,
         "warmup_epochs": 1,
         "validate_every": max(1, math.ceil(epochs / 4)),
     }
     named = "a DeiT" if config.teacher_training.model == "deit" else config.teacher_training.model
     passes = total / num_images
-    return settings, f"{named} fine-tuned first, {passes:.2g} passes over the images"
+    gently = ", gently" if known > 0.5 else ""
+    return settings, f"{named} fine-tuned first{gently}, {passes:.2g} passes over the images"
 
 
 def _round_down(batch: float) -> int:
@@ -192,16 +197,22 @@ def _rate(config: RunConfig, survey: Survey, batch: int) -> tuple[float, str]:
     It goes with the square root of the batch, as AdamW wants it.
     """
     pace = _PACES[config.agent.core]
+    known = _known(survey)
     if survey.separable is None:
-        known = 0.0
         why = "the core starts from nothing" if config.init == "none" else "too many classes to tell more"
     else:
-        known = min(1.0, max(0.0, (survey.separable - _UNKNOWN) / (_WELL_KNOWN - _UNKNOWN)))
         why = f"the features it starts with tell the classes apart in {100 * survey.separable:.0f}% of cases"
     rate = pace.rate ** (1 - known) * pace.low_rate**known
     if config.init == "none":
         rate = _FROM_NOTHING
     return rate * math.sqrt(_LARGEST_BATCH / batch), why
+
+
+def _known(survey: Survey) -> float:
+    """Returns from 0 to 1 how well the features that a core starts with tell the classes apart."""
+    if survey.separable is None:
+        return 0.0
+    return min(1.0, max(0.0, (survey.separable - _UNKNOWN) / (_WELL_KNOWN - _UNKNOWN)))
 
 
 def _why_effort(effort: float) -> str:

@@ -22,6 +22,7 @@ from stam.learning.optimisation import autocast, choose_device
 from stam.learning.timing import seconds
 from stam.learning.training import AgentLearner
 from stam.learning.training import plan as training_plan
+from stam.learning.validation import validation_batch
 from stam.model.agent import Agent, evaluating
 from stam.model.teacher import Teacher
 from stam.scene.pixels import normalise
@@ -174,15 +175,16 @@ def _time(
 
 
 def _time_look(agent: Agent, config: RunConfig, val: Scenes) -> float:
-    """Returns the seconds of looking at one validation image."""
-    chosen = np.arange(min(len(val), _MORE))
-    view = EvaluationView(agent.config.image_size, config.data.resize_size)
+    """Returns the seconds of looking at one validation image, in a batch as validations have on a GPU."""
     device = choose_device(config.training.device)
+    most = validation_batch(config.training) if device.type == "cuda" else _MORE
+    chosen = np.arange(min(len(val), config.training.validation_images, most))
+    view = EvaluationView(agent.config.image_size, config.data.resize_size)
     with evaluating(agent), autocast(device, config.training.precision):
         looker = prepare(agent, config.training.fast)
 
         def look() -> None:
-            (raw,) = BatchLoader(val, [chosen], view, 0)
+            (raw,) = BatchLoader(val, [chosen], view, 0 if device.type == "cpu" else num_workers(config.data))
             images = normalise(raw.images.to(device), agent.config.mean, agent.config.std)
             looker.look(images, config.training.num_glimpses)
 

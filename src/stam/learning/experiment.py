@@ -191,9 +191,7 @@ def lengthen(folder: RunFolder, part: str, before: int, epochs: int) -> int | No
 
 def _peak_rate(settings: TrainingConfig | TeacherConfig, epoch: int) -> float:
     """Returns the learning rate of the core, or of a teacher, in an epoch."""
-    if isinstance(settings, TrainingConfig):
-        return settings.learning_rate(settings.base_lr, epoch)
-    return settings.learning_rate(epoch)
+    return settings.learning_rate(settings.base_lr, epoch)
 
 
 def recipe_of(folder: RunFolder) -> str:

@@ -171,8 +171,8 @@ class TeacherLearner(Learner):
         self.device = choose_device(config.device)
         self.model = model.to(self.device).train()
         self.val_scenes = val_scenes
-        self.rates = {"model": torch.zeros((), device=self.device)}
-        parts = {"model": model.named_parameters()}
+        parts = _parts(model, config)
+        self.rates = {name: torch.zeros((), device=self.device) for name in parts}
         self.optimiser = make_optimiser(parts, config.weight_decay, self.rates)
         self.augment = Augment(data.augment, agent.grid.image_size, agent.mean, agent.std)
         self.generator = torch.Generator(self.device)
@@ -197,7 +197,8 @@ class TeacherLearner(Learner):
             images, targets = mix(images, targets, config.mixup, config.cutmix, host)
             images = erase(images, config.erasing, host, self.generator)
         with self.pipeline.using(images, targets):
-            self.rates["model"].fill_(config.learning_rate(place.epoch))
+            for name, rate in self.learning_rates(place.epoch).items():
+                self.rates[name].fill_(rate)
             self.model.train()
             self.update(images, targets)
 
@@ -221,9 +222,15 @@ class TeacherLearner(Learner):
             return self.model.classify(encode(self.model, *self.model.all_patches(images), masks))
         return (self.model(images),)
 
+    def learning_rates(self, epoch: int) -> dict[str, float]:
+        """Returns the learning rate of each part in an epoch."""
+        config = self.config
+        bases = {"model": config.base_lr, "head": config.head_lr or 0.0}
+        return {part: config.learning_rate(bases[part], epoch) for part in self.rates}
+
     def end_epoch(self, epoch: int) -> dict[str, Any]:
         """Returns the mean loss, and the accuracy when a validation is due."""
-        metrics: dict[str, Any] = {"lr/model": self.config.learning_rate(epoch)}
+        metrics: dict[str, Any] = {f"lr/{part}": rate for part, rate in self.learning_rates(epoch).items()}
         metrics |= {f"loss/{name}": mean for name, mean in self.meter.means().items()}
         if self.validates_after(epoch, self.config.validate_every, self.config.epochs):
             teacher = Teacher(self.model, len(self.record["labels"]))
@@ -253,6 +260,22 @@ class TeacherLearner(Learner):
         """Returns the loss and the accuracy."""
         shown = {"loss": f"{metrics['loss/supervised']:.3f}"}
         return shown | ({"acc": f"{100 * metrics['val/score']:.1f}"} if "val/score" in metrics else {})
+
+
+def _parts(model: nn.Module, config: TeacherConfig) -> dict[str, list[tuple[str, nn.Parameter]]]:
+    """Returns the parameters that share a learning rate; the classifier is apart if it has one of its own."""
+    named = list(model.named_parameters())
+    if config.head_lr is None:
+        return {"model": named}
+    if isinstance(model, VisionTransformer):
+        own = {name for name, _ in named if name.startswith("head")}
+    else:  # of timm
+        heads = {id(parameter) for parameter in model.get_classifier().parameters()}  # type: ignore[operator]
+        own = {name for name, parameter in named if id(parameter) in heads}
+    return {
+        "model": [each for each in named if each[0] not in own],
+        "head": [each for each in named if each[0] in own],
+    }
 
 
 def whole_image_accuracy(teacher: Teacher, agent: AgentConfig, data: DataConfig, scenes: Scenes) -> float:

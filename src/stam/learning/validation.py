@@ -12,13 +12,18 @@ from stam.learning.optimisation import autocast
 from stam.model.agent import Agent, evaluating
 from stam.model.policy import Policy
 from stam.scene.pixels import normalise
-from stam.settings import RunConfig
+from stam.settings import RunConfig, TrainingConfig
 
 
 def budgets(num_glimpses: int) -> list[int]:
     """Returns the few numbers of glimpses that metrics name."""
     wanted = (1, 2, 3, 5, 8, 12, 16, 21)
     return [count for count in wanted if count < num_glimpses] + [num_glimpses]
+
+
+def validation_batch(training: TrainingConfig) -> int:
+    """Returns how many scenes are looked at together."""
+    return min(training.batch_size, 256)
 
 
 def validate(
@@ -41,7 +46,7 @@ def validate(
     count = min(len(scenes), training.validation_images)
     part = Subset(scenes, np.sort(random_order(len(scenes), "validation", training.seed)[:count]))
     view = EvaluationView(agent.config.image_size, config.data.resize_size)
-    planned = batches(np.arange(count), min(training.batch_size, 256), drop_last=False)
+    planned = batches(np.arange(count), validation_batch(training), drop_last=False)
     generator = torch.Generator().manual_seed(training.seed if seed is None else seed)
     correct: Tensor = torch.zeros(training.num_glimpses, dtype=torch.long, device=device)
     with evaluating(agent), autocast(device, training.precision):
