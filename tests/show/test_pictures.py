@@ -49,6 +49,11 @@ def test_a_strip_says_that_the_agent_is_unsure(story):
     unsure = dataclasses.replace(story, unsure=True)
     assert story.colour(3) == ACCENT and unsure.colour(3) == INK
     assert (np.asarray(draw_strip([unsure])) != np.asarray(draw_strip([story])))[:30].any()  # the headline
+    *before, last = (
+        (np.asarray(one) != np.asarray(other)).any()
+        for one, other in zip(draw_animation(unsure), draw_animation(story), strict=True)
+    )
+    assert last and not any(before)
 
 
 def cell(frame: Image.Image, location: int, margin: int = 7) -> np.ndarray:
