@@ -54,6 +54,7 @@ def test_a_prediction_is_what_look_says_with_early_exit(agent, pixels):
     assert list(found.probabilities) == list(LABELS)
     assert found.probabilities[found.label] == pytest.approx(found.confidence)
     assert found.seen == sure / 12 and found.stopped_early == (sure < 12)
+    assert found.unsure == found.story.unsure == (found.confidence <= agent.threshold)
 
 
 def test_it_preprocesses_as_the_weights_say(pixels):
@@ -83,6 +84,7 @@ def test_the_first_location_is_given_or_drawn_from_the_seed(agent, pixels):
 def test_how_to_look_can_be_said(agent, pixels):
     found = agent.predict(pixels, threshold=1.0, max_glimpses=4, policy="spiral")
     assert found.glimpses == 4 and not found.stopped_early and found.path[0] == (1, 2)
+    assert found.unsure and not agent.predict(pixels, threshold=0.0).unsure
     with pytest.raises(TypeError, match="treshold"):
         agent.predict(pixels, treshold=1.0)
 

@@ -25,7 +25,7 @@ from stam.scene.pixels import normalise, prepare_for_evaluation
 from stam.scene.sensor import ImageSensor
 from stam.shapes import UInt8
 from stam.show.animations import save_gif
-from stam.show.pictures import Story, draw_strip, save_strip, views_of
+from stam.show.pictures import Story, draw_strip, readable, save_strip, views_of
 
 _BATCH = 32
 _ACCEPTED = "a path, a PIL image, or uint8 pixels (height, width, 3) or (3, height, width)"
@@ -68,6 +68,7 @@ class Prediction:
         stopped_early: Whether it was confident before it had to stop.
         boxes: What each look of a system without a grid sensed: top, left, bottom and right of every part of
             it, as shares of the image.
+        unsure: Whether it ended without being as confident as it has to be to stop.
         story: What is drawn: the image, and the answer after each glimpse.
     """
 
@@ -79,6 +80,7 @@ class Prediction:
     seen: float
     stopped_early: bool
     boxes: tuple[tuple[tuple[float, ...], ...], ...] = field(default=(), repr=False)
+    unsure: bool = False
     story: Story = field(kw_only=True, repr=False)
 
     def picture(self) -> Image.Image:
@@ -162,6 +164,7 @@ def _look_live(agent: Looker, views: Sequence[tuple[str, np.ndarray]], how: Look
     look_through(sensors, sessions, how.max_glimpses, lambda index, step: steps[index].append(step))
     for (name, view), session, said in zip(views, sessions, steps, strict=True):
         last, path = said[-1], list(session.seen)
+        unsure = last.confidence <= (agent.threshold if how.threshold is None else how.threshold)
         yield Prediction(
             label=last.label,
             confidence=last.confidence,
@@ -170,13 +173,15 @@ def _look_live(agent: Looker, views: Sequence[tuple[str, np.ndarray]], how: Look
             path=path,
             seen=last.num_glimpses / agent.grid.num_locations,
             stopped_early=last.stop and last.num_glimpses < agent.grid.num_locations,
+            unsure=unsure,
             story=Story(
                 name=name,
                 image=view,
                 grid=agent.grid,
                 locations=[agent.grid.index(location) for location in path],
-                labels=[step.label for step in said],
+                labels=[readable(step.label) for step in said],
                 confidences=[step.confidence for step in said],
+                unsure=unsure,
             ),
         )
 
@@ -214,7 +219,7 @@ def _look_whole(
                 image=view,
                 grid=None,
                 locations=[],
-                labels=[facts.labels[index] for index in trace.predictions[row, :count].tolist()],
+                labels=[readable(facts.labels[index]) for index in trace.predictions[row, :count].tolist()],
                 confidences=confidences[:count],
                 views=views_of(boxes, trace.sizes[:count].cpu().numpy()),
                 shares=shares,

@@ -12,7 +12,7 @@ from images import make_image_folder
 
 import stam
 from stam.cli import main
-from stam.evaluation import examples_path, load_evaluation, load_examples, mistakes_path, runs
+from stam.evaluation import examples_path, figures_folder, load_evaluation, load_examples, mistakes_path, runs
 from stam.evaluation.opening import open_run
 from stam.weights import save_agent
 
@@ -54,6 +54,7 @@ def test_evaluate_leaves_its_result_in_the_run(home, capsys):
     out, err = stam_says(capsys, "evaluate", home / "a", *QUICK, "--examples", "1")
     assert "20 scenes of data, learned policy, 2 seeds" in out
     assert "teacher, whole image" in out and "95% interval" in out
+    assert "top-5" not in out  # five classes: every answer is among the first five
     assert "AT CHANCE" in out and "with early exit         not reported" in out and "time saved" not in out
     assert "weakest classes" in out and "most confused" in out and "worst mistake           val/" in out
     assert f"next: stam figures {home / 'a'}" in err
@@ -77,6 +78,9 @@ def test_another_policy_has_a_result_of_its_own(home, capsys):
     assert f"--evaluation {home / 'a' / 'evaluation-spiral.json'}" in err
     assert examples_path(home / "evaluation-spiral.json").name == "examples-spiral.npz"
     assert examples_path(home / "x.json").name == "x-examples.npz"
+    names = {"evaluation": "figures", "evaluation-spiral": "figures-spiral", "x": "figures-x"}
+    for result, folder in names.items():
+        assert figures_folder(home / "elsewhere" / f"{result}.json", home) == home / folder
 
 
 def test_an_earlier_result_of_something_else_is_moved_aside(home, capsys, tmp_path):
@@ -190,6 +194,8 @@ def test_compare_evaluates_what_was_not(home, capsys, monkeypatch, sketched):
     out, err = stam_says(capsys, "compare", home / "a", home / "b", "--out", *outs)
     assert "b was not evaluated yet" in err and "next: stam serve" in err
     assert out.startswith("| Method |") and out.strip() == outs[1].read_text().strip()
+    _, err = stam_says(capsys, "compare", home / "a" / "evaluation.json", "--out", home / "one.md")
+    assert "next:" not in err  # a result cannot be served
     assert "sign-flip test" in out and "| Random policy, seed 1 | Learned policy, seed 0 | " in out
     assert outs[0].read_text().startswith("<!doctype html>") and "Random policy" in out
     assert json.loads(outs[3].read_text())["format"] == "stam-comparison"

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 from agents import randomise, tiny_config
+from images import make_image_folder
 from PIL import Image
 from serving import RunningServer
 
@@ -56,6 +57,10 @@ def test_files_and_folders(agent_folder, pictures, capsys):
     assert [Path(name).name for name in names] == ["a.png", "a.png", "b.jpg", "c.png"]
     assert lines[1].split()[1] in ("ant", "bee", "cat", "dog", "eel") and lines[1].split()[2].endswith("%")
     assert "next: stam serve" in said.err
+    few = predict(capsys, agent_folder, pictures / "a.png", "--threshold", "1", "--max-glimpses", "2")
+    assert few.out.splitlines()[1].split()[-1] == "unsure"
+    sure = predict(capsys, agent_folder, pictures / "a.png", "--threshold", "0")
+    assert "unsure" not in sure.out
 
 
 def test_json_is_what_a_session_says(agent_folder, pictures, capsys):
@@ -307,6 +312,33 @@ def test_serve_opens_a_page(agent_folder, pictures, monkeypatch, capsys):
     finally:
         servers[0].should_exit = True
         thread.join()
+
+
+def test_serve_offers_the_images_a_run_held_out(tmp_path, monkeypatch, capsys):
+    images = make_image_folder(tmp_path / "images")
+    run = tmp_path / "run"
+    settings = "--no-fit --init none --device cpu --policy random --image-size 32 --glimpse-size 16".split()
+    settings += "--patch-size 8 --width 16 --depth 1 --num-heads 2 --epochs 1 --num-glimpses 2".split()
+    settings += "--teacher-training.epochs 1 --teacher-training.base-lr 1e-3".split()
+    main(["train", "tiny", str(images), "--out", str(run), *settings])
+    served = []
+
+    def serve(service, host, port, ready):
+        served.append([(scene.name, scene.label, scene.load().shape) for scene in service.scenes])
+
+    monkeypatch.setattr("stam.web.serve", serve)
+    main(["serve", str(run)])
+    main(["serve", str(run), "--images", str(images / "train" / "class1")])
+    images.rename(tmp_path / "moved")
+    capsys.readouterr()
+    main(["serve", str(run)])
+    own, asked, gone = served
+    assert len(own) == 9 and all(name.startswith("val/") and shape == (32, 32, 3) for name, _, shape in own)
+    assert [label for _, label, _ in own[:3]] != [own[0][1]] * 3  # another class each time
+    assert len({label for _, label, _ in own[:3]}) == 3
+    assert [name for name, _, _ in asked] == [f"{index}.png" for index in range(6)]
+    assert "cat" in " ".join(name for name, _, _ in gone)  # photographs that ship
+    assert "cannot offer the images of this run" in capsys.readouterr().err
 
 
 def run_example(monkeypatch, capsys, name, *arguments):

@@ -443,24 +443,40 @@ def test_help_shows_a_few_options_and_help_all_every_one(command, capsys):
     shown, everything = help_of(capsys, command, "tiny", "--help"), help_of(capsys, command, "--help-all")
     assert help_of(capsys, command, "tiny", "-h") == shown
     for text in (shown, everything):
-        assert "imagenet-small-glimpse48" in text and "DATA is" in text
-        assert f"For example: stam {command} " in text
-    assert "imagenette-hard" not in shown and "imagenette-hard" in everything and "digits-paper" in shown
+        assert "DATA is a folder" in text and f"For example: stam {command} " in text
+    assert "stam list names all" in shown and "imagenette-hard" not in shown
+    assert "imagenette-hard" in everything and "imagenet-small-glimpse48" in everything
     assert f"stam {command} --help-all lists every setting" in shown and "docs/settings.md" in shown
     assert f"usage: stam {command} [RECIPE] " in shown
-    assert "Defaults are those of the recipe tiny" in shown and "of the recipe digits" in everything
+    assert "Defaults are those of the recipe tiny" in shown and "of the recipe tiny" in everything
     assert ("chosen by your images" in shown) == (command == "train")
     few, every = options_in(shown), options_in(everything)
-    assert {"--out", "--resume", "--init", "--epochs", "--batch-size", "--device", "--fast"} <= few
-    assert few < every and len(few) <= 16 and len(every) >= 50
+    assert {"--out", "--resume", "--init", "--epochs", "--batch-size", "--device"} <= few
+    assert few < every and len(few) <= 14 and len(every) >= 50
     assert "digits-spiral-no-consistency" in everything
+    assert "None" not in shown and len(shown.splitlines()) <= 60
 
 
-def test_help_shows_the_defaults_in_force(capsys):
-    assert "package:imagenette-tiny" in help_of(capsys, "train", "tiny", "--help")
-    assert "(default: 62)" in help_of(capsys, "train", "tiny", "--help")
+def test_help_shows_the_defaults_in_force(images, capsys):
+    for words in ((), ("tiny",), (images,)):  # help is mostly asked for by those who have images
+        shown = help_of(capsys, "train", *words, "--help")
+        assert "package:imagenette-tiny" in re.sub(r"[│\s]+", " ", shown) and "--test-fraction" in shown
+        assert shown.count("chosen for your images") + shown.count("chosen for your ") >= 3
     assert "package:digits-causal-core" in help_of(capsys, "train", "digits", "--help")
+    assert "(default: 18)" in help_of(capsys, "train", "digits", "--help")  # nothing is fitted to digits
     assert "--actor-width" in help_of(capsys, "train", "tiny", "--help-all")
+
+
+def test_recipe_and_data_may_stand_behind_options(images, tmp_path, capsys):
+    out = tmp_path / "run"
+    run("train", "--no-fit", "--out", out, "tiny", *TINY, "--epochs", "1", images, "--policy", "random")
+    record = json.loads((out / "run.json").read_text())
+    assert record["recipe"] == "tiny" and record["config"]["data"]["path"] == str(images)
+    assert record["config"]["training"]["epochs"] == 1
+    capsys.readouterr()
+    complaint = fails(capsys, "train", "--out", tmp_path / "x", images, "tiny", "oops")
+    assert "one word too many: 'oops'" in complaint
+    assert "Unrecognized options: --epoch, 3" in fails(capsys, "train", "--out", out, images, "--epoch", "3")
 
 
 def test_a_run_begun_with_a_setting_that_is_gone_is_resumed_only_if_it_did_nothing(images, tmp_path, capsys):

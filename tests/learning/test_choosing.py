@@ -1,6 +1,7 @@
 """Settings for own images follow from the images and the machine, and fit into the time there is."""
 
 import dataclasses
+import re
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from stam.config import AgentConfig
 from stam.data import open_scenes
 from stam.errors import StamError
 from stam.learning import distributed, fitting
+from stam.learning import expected_time as expecting
 from stam.learning.choosing import MOST_EFFORT, choose
 from stam.learning.expected_time import Cost, Speed, expected_time
 from stam.learning.experiment import fitting_batch
@@ -143,11 +145,33 @@ def test_the_time_is_used(small, monkeypatch):
         expected = fitted.expected(fitted.choice.config).total
         assert 0.8 * 60 * minutes < expected < 60 * minutes, minutes
     assert "takes less" in fit(small, 600).note
-    with pytest.raises(StamError, match="too short"):
+    with pytest.raises(StamError, match=r"too short: .* give it --minutes \d+ or more"):
         fit(small, 0.001)
     slow = Speed(Cost(0.0, 0.0, 10.0), Cost(0.0, 0.0, 0.01), 0.001)
     monkeypatch.setattr(fitting, "measure", lambda *_: slow)
-    assert "too little time for a good agent" in fit(small, 3).note and not fit(small, 500).note
+    assert not fit(small, 500).note
+    note = fit(small, 3).note
+    enough = int(re.search(r"too little time for a good agent: give it --minutes (\d+) or more", note)[1])
+    assert not fit(small, enough).note and "too little" in fit(small, 0.8 * enough).note
+
+
+@pytest.mark.parametrize(("taken", "batches"), [(0.01, 6), (4.0, 2)])
+def test_slow_batches_are_timed_once(small, monkeypatch, taken, batches):
+    learned = []
+
+    def seconds(learn, device):
+        learned.append(learn)
+        return taken
+
+    monkeypatch.setattr(expecting, "seconds", seconds)
+    scenes = open_scenes(small.data.path).train
+    cost = expecting._time(lambda place, batch: None, small, scenes, 12, torch.device("cpu"))
+    assert len(learned) == batches and cost.image > 0
+
+
+def test_one_epoch_is_called_that(small):
+    reasons = choose(small, survey(20), effort=1e-4).reasons
+    assert reasons[0].startswith("1 epoch of ") or reasons[0].startswith("1 epoch,")
 
 
 def test_the_speed_is_measured(small):

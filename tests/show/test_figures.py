@@ -1,5 +1,6 @@
 """Every picture draws, says what its axes are, and fits a light and a dark page."""
 
+import dataclasses
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,13 @@ def test_what_the_accuracy_chart_shows(evaluation):
     assert axes.get_xlabel() == "glimpses sensed" and axes.get_ylabel() == "top-1 accuracy (%)"
     assert curves.accuracy(evaluation, "pixels").axes[0].lines[0].get_xdata()[-1] == 768
     assert curves.accuracy(evaluation, "share").axes[0].lines[0].get_xdata()[-1] == pytest.approx(100)
+
+
+def test_top_5_is_left_out_among_five_classes(evaluation):
+    assert [axes.get_ylabel() for axes in curves.readouts(evaluation).axes] == ["top-1 accuracy (%)"]
+    data = dataclasses.replace(evaluation.data, classes=(*evaluation.data.classes, "gum"))
+    more = dataclasses.replace(evaluation, data=data)
+    assert [axes.get_ylabel()[:5] for axes in curves.readouts(more).axes] == ["top-1", "top-5"]
 
 
 def test_the_legend_never_lies_on_the_curves(evaluation):

@@ -9,7 +9,20 @@ from PIL import Image
 
 from stam.scene.grid import Grid
 from stam.show.animations import animation_bytes, draw_animation
-from stam.show.pictures import COVER, NEWEST, NEXT, RIGHT, WRONG, Story, draw_frame, draw_strip, strip_counts
+from stam.show.pictures import (
+    ACCENT,
+    COVER,
+    INK,
+    NEWEST,
+    NEXT,
+    RIGHT,
+    WRONG,
+    Story,
+    draw_frame,
+    draw_strip,
+    readable,
+    strip_counts,
+)
 
 GRID = Grid((24, 32), 8, 4)
 SCALE = 7  # pixels of a frame for each pixel of the scene
@@ -19,6 +32,28 @@ SCALE = 7  # pixels of a frame for each pixel of the scene
 def story() -> Story:
     image = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
     return Story("scene", image, GRID, [5, 0, 11], ["a", "b", "a long name"], [0.2, 0.5, 0.9])
+
+
+def test_names_are_written_as_people_write_them():
+    names = {
+        "english_springer": "english springer",
+        "StorageTanks": "Storage tanks",
+        "BareLand": "Bare land",
+        "red-circle": "red-circle",
+        "TV": "TV",
+    }
+    assert {name: readable(name) for name in names} == names
+
+
+def test_a_strip_says_that_the_agent_is_unsure(story):
+    unsure = dataclasses.replace(story, unsure=True)
+    assert story.colour(3) == ACCENT and unsure.colour(3) == INK
+    assert (np.asarray(draw_strip([unsure])) != np.asarray(draw_strip([story])))[:30].any()  # the headline
+    *before, last = (
+        (np.asarray(one) != np.asarray(other)).any()
+        for one, other in zip(draw_animation(unsure), draw_animation(story), strict=True)
+    )
+    assert last and not any(before)
 
 
 def cell(frame: Image.Image, location: int, margin: int = 7) -> np.ndarray:

@@ -265,6 +265,8 @@ def test_a_look_is_drawn_as_a_gif(client):
     answer = client.post("/api/animation", json=animation(milliseconds=100))
     assert answer.headers["content-type"] == "image/gif"
     assert Image.open(io.BytesIO(answer.content)).n_frames == 4
+    unsure = client.post("/api/animation", json=animation(milliseconds=100, unsure=True))
+    assert unsure.status_code == 200 and unsure.content != answer.content
     step = {"location": [1, 9], "label": "a", "confidence": 0.5}
     for given, said in (
         (animation(scene="?"), "not base64"),

@@ -95,8 +95,10 @@ def test_an_agent_comes_from_the_hub_with_its_configuration(tmp_path, agent, mon
 
 
 def test_what_is_no_agent_says_what_would_be_one(run, tmp_path, monkeypatch):
-    with pytest.raises(WeightsError, match="no agent at 'none'.*or one of aid-tiny, digits, "):
+    with pytest.raises(WeightsError, match="at 'none': give .*or one of aid-tiny, digits, imagenette-tiny$"):
         find_agent("none")
+    with pytest.raises(WeightsError, match="no agent at 'imagenette': did you mean 'imagenette-tiny'?"):
+        find_agent("imagenette")
     with pytest.raises(WeightsError, match="no model 'digts': did you mean 'digits'"):
         stam.load("package:digts")
     with pytest.raises(WeightsError, match="is a file, not an agent: give a run folder"):

@@ -85,7 +85,9 @@ def run(arguments: list[str]) -> None:
     if not given.out:
         next_command(f"stam compare {' '.join(map(str, given.runs))} --out comparison.html")
     else:
-        next_command(f"stam serve {given.runs[0]}")
+        agents = [path for path in given.runs if path.suffix != ".json"]  # a result is no agent
+        if agents:
+            next_command(f"stam serve {agents[0]}")
 
 
 def rendered(comparison: Comparison, suffix: str) -> str:

@@ -21,6 +21,7 @@ from stam.evaluation import (
 )
 from stam.evaluation.intervals import LEVEL
 from stam.evaluation.opening import EVALUATION_FILE
+from stam.evaluation.outcomes import TOP
 from stam.learning import distributed
 from stam.weights.locate import find_home
 
@@ -158,17 +159,20 @@ def summary(evaluation: Evaluation) -> str:
     data = evaluation.data
     top1, top5 = evaluation.accuracy.ensemble.top1, evaluation.accuracy.ensemble.top5
     low = evaluation.whole_image.low_resolution if evaluation.whole_image else ()
+    with_top5 = len(data.classes) > TOP  # among five classes each answer is among the first five
     lines = [
         f"{evaluation.name}: {data.num_scenes:,} scenes of {data.source}, {evaluation.way_of_looking}, "
         f"{len(evaluation.seeds)} seeds, {evaluation.glimpse_name}",
         "",
-        f"glimpses   pixels  scene %   top-1 %   {LEVEL:.0%} interval   top-5 %"
+        f"glimpses   pixels  scene %   top-1 %   {LEVEL:.0%} interval"
+        + (f"   top-{TOP} %" if with_top5 else "")
         + ("   low-res top-1 %" if low else ""),
     ]
     for n in _few(evaluation.num_glimpses):
         line = f"{n:8d} {evaluation.pixels[n - 1]:8,d} {100 * evaluation.share[n - 1]:8.1f} "
         interval = f"{100 * top1.low[n - 1]:.2f} to {100 * top1.high[n - 1]:.2f}"
-        line += f"{100 * top1.mean[n - 1]:9.2f} {interval:>14} {100 * top5.mean[n - 1]:9.2f}"
+        line += f"{100 * top1.mean[n - 1]:9.2f} {interval:>14}"
+        line += f" {100 * top5.mean[n - 1]:9.2f}" if with_top5 else ""
         lines.append(line + (f" {100 * low[n - 1].top1:17.2f}" if low else ""))
     lines.append("")
     if evaluation.whole_image is not None:

@@ -16,8 +16,9 @@ from stam.evaluation import (
     load_evaluation,
     load_examples,
     mistakes_path,
+    result_suffix,
 )
-from stam.evaluation.opening import EVALUATION_FILE, REPORT_FILE
+from stam.evaluation.opening import REPORT_FILE
 from stam.files import save_content
 from stam.learning.runs import read_metrics
 from stam.weights.locate import find_home
@@ -69,8 +70,7 @@ def run(arguments: list[str]) -> None:
     for number, example in enumerate(examples[:3], start=1):
         paths.append(folder / f"trajectory-{number}.gif")
         save_content(paths[-1], animation_bytes([scenes.story_of(example, 20)]))
-    suffix = path.stem.removeprefix(Path(EVALUATION_FILE).stem)
-    report = home / f"{Path(REPORT_FILE).stem}{suffix}.html"
+    report = home / f"{Path(REPORT_FILE).stem}{result_suffix(path)}.html"
     save_content(report, run_report(evaluation, examples, metrics, mistakes))
     if given.json:
         print(json.dumps({"figures": [str(each) for each in paths], "report": str(report)}, indent=1))

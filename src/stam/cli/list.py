@@ -15,8 +15,9 @@ from stam.errors import DataError, StamError, how_to_install
 from stam.learning.overview import RunOverview, find_runs, overview
 from stam.learning.progress import duration
 from stam.learning.recipes import RECIPES, get_recipe
-from stam.weights import package_folder, package_names
-from stam.weights.folder import is_teacher_folder, read_agent_config
+from stam.weights import package_folder
+from stam.weights.folder import read_agent_config
+from stam.weights.locate import agent_names
 from stam.zoo import SYSTEMS, require_system
 
 
@@ -90,11 +91,8 @@ def _run_row(run: RunOverview) -> tuple[str, ...]:
 def list_agents() -> list[dict[str, str]]:
     """Returns the agents that ship and can be used; cores to start from are not among them."""
     found = []
-    for name in package_names():
-        folder = package_folder(name)
-        if is_teacher_folder(folder) or not (folder / "README.md").is_file():
-            continue
-        config = read_agent_config(folder)
+    for name in agent_names():
+        config = read_agent_config(package_folder(name))
         size = "x".join(map(str, config.grid.image_size))
         looks = f"{size} pixels, {config.grid.rows}x{config.grid.columns} locations"
         found.append({"name": name, "classes": f"{config.num_classes} classes", "scenes": looks})

@@ -9,7 +9,8 @@ import itertools
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import tyro
 
@@ -20,12 +21,56 @@ from stam.errors import ConfigError
 T = TypeVar("T")
 
 
-def split_positionals(arguments: list[str], most: int) -> tuple[list[str], list[str]]:
-    """Returns the words before the first option, and the rest."""
+def split_positionals(
+    arguments: list[str], most: int, cls: type | None = None
+) -> tuple[list[str], list[str]]:
+    """Returns the words that belong to no option, and the rest.
+
+    Args:
+        arguments: What the user wrote.
+        most: How many such words there may be.
+        cls: The dataclass of options. With it words are found behind options too, as in `--out RUN DATA`;
+            several values of one option must then be numbers.
+    """
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    options = arguments[len(words) :]
+    if cls is not None:
+        behind, options = _words_behind_options(options, flags_of(cls))
+        words += behind
     if len(words) > most:
         raise ConfigError(f"one word too many: '{words[most]}'; see --help")
-    return words, arguments[len(words) :]
+    return words, options
+
+
+def _words_behind_options(arguments: list[str], flags: set[str]) -> tuple[list[str], list[str]]:
+    words, options = [], []
+    is_value = False  # whether the next word is the value of the option before it
+    for word in arguments:
+        if word.startswith("-") and not _is_number(word):
+            is_value = "=" not in word and word not in flags
+        elif not is_value and not _is_number(word):
+            words.append(word)
+            continue
+        else:
+            is_value = False
+        options.append(word)
+    return words, options
+
+
+def flags_of(cls: type) -> set[str]:
+    """Returns the options of a dataclass that take no value, those of the dataclasses in it included."""
+    flags = {"-h", "--help", "--help-all"}
+    for name, kind in get_type_hints(cls).items():
+        if dataclasses.is_dataclass(kind):
+            flags |= flags_of(kind)
+        elif kind is bool:
+            word = name.replace("_", "-")
+            flags |= {f"--{word}", f"--no-{word}"}
+    return flags
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", word) is not None
 
 
 def parse(
@@ -36,6 +81,7 @@ def parse(
     more_help: str = "",
     shown: tuple[str, ...] = (),
     words: str = "",
+    chosen: tuple[str, ...] = (),
 ) -> T:
     """Returns the arguments of a command; `--help` and mistakes end the program here.
 
@@ -49,6 +95,7 @@ def parse(
         more_help: What help says beside the options.
         shown: The few options that `--help` lists, if not all; `--help-all` then does.
         words: What comes before the options, for help.
+        chosen: Of the options in `shown`, those whose default is chosen for the images.
     """
     purpose, example = COMMANDS[command]
     in_full = not shown or "--help-all" in arguments
@@ -56,7 +103,7 @@ def parse(
     about += [more_help] if more_help else []
     about += [] if in_full else [f"stam {command} --help-all lists every setting, as docs/settings.md does."]
     if wants_help(arguments):
-        cls, default = (cls, default) if in_full else shortened(default, shown)
+        cls, default = (cls, default) if in_full else shortened(default, shown, chosen)
         arguments = ["--help"]
     complaint = io.StringIO()
     try:
@@ -79,12 +126,13 @@ def parse(
     return parsed
 
 
-def shortened(default: Any, shown: tuple[str, ...]) -> tuple[type, Any]:
+def shortened(default: Any, shown: tuple[str, ...], chosen: tuple[str, ...] = ()) -> tuple[type, Any]:
     """Returns a dataclass of a few options and its values, both taken from a larger one.
 
     Args:
         default: An instance of the larger dataclass; options may also lie in the dataclasses it holds.
         shown: The names of the options; of several with one name the first is taken.
+        chosen: Those whose default is chosen by the images.
     """
     found: dict[str, tuple[str, Any, Any]] = {}
     parts = [default, *(value for value in vars(default).values() if dataclasses.is_dataclass(value))]
@@ -92,10 +140,22 @@ def shortened(default: Any, shown: tuple[str, ...]) -> tuple[type, Any]:
         words, types = described(type(part)), get_type_hints(type(part))
         for name, value in vars(part).items():
             if name in shown and name not in found:
-                option = Annotated[types[name], tyro.conf.arg(help=words[name])]  # type: ignore[valid-type]
+                hint = "(default: chosen for your images)" if name in chosen else None
+                if value is None and hint is None:
+                    hint = ""  # the words say what happens without it
+                look = tyro.conf.arg(help=words[name], help_behavior_hint=hint, metavar=_metavar(types[name]))
+                option = Annotated[types[name], look]  # type: ignore[valid-type]
                 found[name] = (name, option, dataclasses.field(default=value))
     few = dataclasses.make_dataclass("Arguments", [found[name] for name in shown])
     return few, few()
+
+
+def _metavar(kind: Any) -> str | None:
+    """Returns what stands for the value of an option that may be left out: `PATH`, not `{None}|PATH`."""
+    inner = [each for each in get_args(kind) if each is not NoneType]
+    if len(inner) != 1 or NoneType not in get_args(kind):
+        return None
+    return str(inner[0].__name__).upper()
 
 
 def described(cls: type) -> dict[str, str]:

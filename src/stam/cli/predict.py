@@ -79,6 +79,7 @@ class Answer:
         num_glimpses: Glimpses used.
         seen: Share of the image seen.
         stopped_early: Whether the agent was sure before it had to stop.
+        unsure: Whether it ended without being as confident as it has to be to stop.
         locations: Where an agent looked, as (row, column).
         boxes: What each look of another system sensed: top, left, bottom and right of every part of it, as
             shares of the scene.
@@ -92,6 +93,7 @@ class Answer:
     num_glimpses: int = 0
     seen: float = 0.0
     stopped_early: bool = False
+    unsure: bool = False
     locations: tuple[tuple[int, int], ...] = ()
     boxes: tuple[tuple[tuple[float, ...], ...], ...] = ()
     probabilities: dict[str, float] = field(default_factory=dict)
@@ -210,6 +212,7 @@ def answer_of(path: Path, found: Prediction | DataError) -> Answer:
         num_glimpses=found.glimpses,
         seen=found.seen,
         stopped_early=found.stopped_early,
+        unsure=found.unsure,
         locations=tuple(found.path),
         boxes=found.boxes,
         probabilities=dict(best),
@@ -223,7 +226,7 @@ def as_json(answers: Sequence[Answer]) -> str:
 
 def as_table(answers: Sequence[Answer]) -> str:
     """Returns the answers as a table for people."""
-    header = ("image", "label", "confidence", "glimpses", "seen")
+    header = ("image", "label", "confidence", "glimpses", "seen", "")
     rows = [
         (
             answer.image,
@@ -231,6 +234,7 @@ def as_table(answers: Sequence[Answer]) -> str:
             "" if answer.confidence is None else f"{answer.confidence:.1%}",
             str(answer.num_glimpses) if answer.label else "",
             f"{answer.seen:.0%}" if answer.label else "",
+            "unsure" if answer.unsure else "",
         )
         for answer in answers
     ]

@@ -38,7 +38,7 @@ def recipes_and_data(in_full: bool, recipe: str, is_fitted: bool = False) -> str
 def _defaults(recipe: str, is_fitted: bool) -> str:
     chosen = (
         " Epochs, batch size, learning rates, core and augmentation that you do not give are chosen by your "
-        "images and this machine; --no-fit takes the defaults."
+        "images and this machine; --no-fit takes those of the recipe."
     )
     another = f"Defaults are those of the recipe {recipe}; RECIPE --help shows those of another."
     return another + (chosen if is_fitted else "")
@@ -46,16 +46,15 @@ def _defaults(recipe: str, is_fitted: bool) -> str:
 
 def _recipes_and_data(in_full: bool) -> str:
     data = (
-        "DATA is the word digits, a folder of class folders, a CSV file with the columns path, label and "
-        "(optional) split, or tar shards.\n\nstam train also takes another "
-        f"hard-attention system: {', '.join(SYSTEMS)} (docs/zoo.md)."
+        "DATA is a folder of class folders, a CSV file with the columns path, label and (optional) split, "
+        "tar shards, or the word digits."
     )
     if in_full:
-        return f"RECIPE is one of: {', '.join(RECIPES)}.\n\n{data}"
-    names, varied, endings = main_recipes()
+        systems = f"stam train also takes another hard-attention system: {', '.join(SYSTEMS)} (docs/zoo.md)."
+        return f"{data}\n\nRECIPE is one of: {', '.join(RECIPES)}.\n\n{systems}"
     return (
-        f"RECIPE is one of: {', '.join(names)}.\n\n"
-        f"{', '.join(varied[:-1])} and {varied[-1]} may end in {', '.join(endings)}.\n\n{data}"
+        f"{data}\n\nRECIPE is a set of defaults: {DEFAULT_FOR_IMAGES} for your own images where none is "
+        "named, small or base for a larger core, digits, or an experiment of the paper. stam list names all."
     )
 
 
@@ -87,15 +86,18 @@ def _unknown(word: str) -> StamError:
     return DataError(f"no such folder: '{word}'; {nearest_data(Path(word).expanduser())}")
 
 
-def choose_recipe(positionals: list[str], without_data: bool = False) -> tuple[str, str | None]:
+def choose_recipe(
+    positionals: list[str], without_data: bool = False, for_help: bool = False
+) -> tuple[str, str | None]:
     """Returns the recipe and the data that the words before the options name.
 
     Args:
         positionals: Those words.
         without_data: Whether data may be missing, as when only help is asked for.
+        for_help: Whether only help is asked for: most who ask have images of their own.
     """
     if not positionals:
-        return DEFAULT_RECIPE, None
+        return DEFAULT_FOR_IMAGES if for_help else DEFAULT_RECIPE, None
     first, *rest = positionals
     if first not in RECIPES and not rest:
         if not is_data(first):
@@ -123,7 +125,7 @@ def choose_base(
     given = value_of(options, "--config")
     without_data = wants_help(options) or "--resume" in options
     if given is None or wants_help(options):
-        recipe, path = choose_recipe(positionals, without_data)
+        recipe, path = choose_recipe(positionals, without_data, wants_help(options))
         base = get_recipe(recipe)
     else:
         file = read_settings(given, command)

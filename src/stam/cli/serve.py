@@ -15,12 +15,20 @@ import tyro
 
 from stam.cli.agents import open_agent, open_looker
 from stam.cli.parsing import next_command, parse
-from stam.errors import require
+from stam.data.checking import check_images
+from stam.data.remote import is_url
+from stam.data.scenes import Scenes, Subset
+from stam.data.sources import DIGITS, open_for_evaluation
+from stam.errors import StamError, require
+from stam.evaluation.examples import choose_examples
+from stam.learning.runs import RunFolder
+from stam.model.looker import Facts
 from stam.weights import find_agent
 from stam.zoo import is_system_folder
 
 if TYPE_CHECKING:  # what takes long to import is imported when it is used
     from stam.web import Limits, LookService, SceneService, Service
+    from stam.web.scenes import SampleScene
 
 _SMALL_AGENT = 128  # width; operations of a smaller core only wait for a second thread
 
@@ -34,7 +42,8 @@ class Arguments:
             the zoo too.
         port: Port to listen on; 0 takes a free one.
         host: Address to listen on. Any but this machine's own lets others in, and there is no password.
-        images: A folder of images for the page to offer.
+        images: A folder of images for the page to offer; by default those a run held out of its training, or
+            images that ship.
         beside: A second agent that the page shows next to the first, looking at the same scene.
         threshold: Confidence above which the agent stops; its own by default.
         resize_size: The shorter side before the centre crop; by default as the agent was trained.
@@ -92,11 +101,10 @@ def run(arguments: list[str]) -> None:
 
 def _agent_service(given: Arguments, name: str) -> "Service":
     from stam.web import Service
-    from stam.web.scenes import sample_scenes
 
     agent, resize_size = open_agent(given.agent, given.resize_size, given.threshold, given.fast)
     torch.set_num_threads(given.threads or default_threads(agent.config.width))
-    scenes = sample_scenes(agent.facts, given.images, resize_size)
+    scenes = _scenes(given, agent.facts, resize_size)
     beside = None if given.beside is None else _beside_service(given, given.beside)
     return Service(agent, name, _limits(given), scenes, resize_size, beside)
 
@@ -112,14 +120,41 @@ def _beside_service(given: Arguments, source: str) -> "Service":
 
 def _system_service(given: Arguments, name: str) -> "LookService":
     from stam.web import LookService
-    from stam.web.scenes import sample_scenes
 
     require(given.threshold is None, "--threshold is for agents: a system of the zoo takes all its looks")
     require(given.beside is None, "--beside is for agents: serve the system of the zoo by itself")
     looker, resize_size = open_looker(given.agent, given.resize_size, given.fast)
     torch.set_num_threads(given.threads or torch.get_num_threads())
-    scenes = sample_scenes(looker.facts, given.images, resize_size)
+    scenes = _scenes(given, looker.facts, resize_size)
     return LookService(looker, name, _limits(given), scenes, resize_size)
+
+
+def _scenes(given: Arguments, facts: Facts, resize_size: int | None) -> "list[SampleScene]":
+    from stam.web.scenes import sample_scenes
+
+    own = None if given.images is not None else _held_out(given.agent, facts)
+    return sample_scenes(facts, given.images, resize_size, own)
+
+
+def _held_out(agent: str, facts: Facts) -> Scenes | None:
+    """Returns some images that a run held out of its training, where they still are; none for digits."""
+    folder = find_agent(agent).run
+    data = None if folder is None else RunFolder(folder).data_config()
+    if folder is None or data is None or data.path == DIGITS or is_url(data.path):
+        return None
+    try:
+        scenes = open_for_evaluation(
+            data.path, facts.labels, seed=data.split_seed, record=RunFolder(folder).split()
+        )
+        if data.skip_unreadable:
+            scenes = Subset(scenes, check_images(scenes, skip_unreadable=True).readable)
+    except StamError as error:
+        print(
+            f"the page cannot offer the images of this run ({error}); --images FOLDER offers others",
+            file=sys.stderr,
+        )
+        return None
+    return Subset(scenes, choose_examples(scenes.labels, len(scenes)))
 
 
 def _limits(given: Arguments) -> "Limits":

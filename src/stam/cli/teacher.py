@@ -66,7 +66,7 @@ class Arguments:
 
 def run(arguments: list[str]) -> None:
     """Fine-tunes a teacher, or goes on with one."""
-    positionals, options = split_positionals(arguments, most=2)
+    positionals, options = split_positionals(arguments, most=2, cls=Arguments)
     positionals = recipe_first(positionals)
     refuse(options, ("--agent.num-classes", "--agent.labels"), "the classes come from the data")
     refuse(options, ("--agent.preprocess-size",), "it is --resize-size of the data")

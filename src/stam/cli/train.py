@@ -32,20 +32,10 @@ from stam.learning.runs import RunFolder
 from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
 
 SHOWN = (
-    *(
-        "out",
-        "resume",
-        "config",
-        "minutes",
-        "init",
-        "teacher",
-        "image_size",
-        "glimpse_size",
-        "num_glimpses",
-        "core",
-    ),
-    *("policy", "epochs", "batch_size", "device", "fast", "seed"),
+    *("out", "minutes", "test_fraction", "resume", "config", "init", "teacher"),
+    *("num_glimpses", "core", "epochs", "batch_size", "device", "seed"),
 )
+CHOSEN = ("core", "epochs", "batch_size")  # of these, what `fit` chooses where it is not given
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,7 @@ class Arguments:
 
 def run(arguments: list[str]) -> None:
     """Trains an agent or a system of the zoo, or goes on with a run."""
-    positionals, options = split_positionals(arguments, most=2)
+    positionals, options = split_positionals(arguments, most=2, cls=Arguments)
     positionals = recipe_first(positionals)
     if zoo.is_meant(positionals, options):
         zoo.train(positionals, options)
@@ -108,9 +98,11 @@ def run(arguments: list[str]) -> None:
     refuse(options, ("--preprocess-size",), "it is --resize-size of the data")
     refuse(options, ("--path",), "name the data after the recipe")
     recipe, path, base = choose_base(positionals, options, "train")
-    about = recipes_and_data("--help-all" in options, recipe, is_fitted=recipe in CORE_SIZES)
-    parsed = parse(Arguments, "train", options, arguments_of(base), about, SHOWN, "[RECIPE] [DATA]")
-    out = require_out(parsed.out, "stam train digits --out RUN")
+    is_fitted = recipe in CORE_SIZES
+    about = recipes_and_data("--help-all" in options, recipe, is_fitted)
+    chosen = CHOSEN if is_fitted else ()
+    parsed = parse(Arguments, "train", options, arguments_of(base), about, SHOWN, "[RECIPE] [DATA]", chosen)
+    out = require_out(parsed.out, "stam train path/to/images --out RUN")
     fits = parsed.fit and recipe in CORE_SIZES and parsed.config is None  # a file says what to take
     require(parsed.minutes is None or parsed.config is None, "--minutes chooses settings: leave out --config")
     require(

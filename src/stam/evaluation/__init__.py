@@ -13,7 +13,14 @@ from stam.evaluation.evaluate import EvaluationPlan, evaluate, reader_for
 from stam.evaluation.examples import Example, collect_examples, load_examples, save_examples
 from stam.evaluation.opening import Opened, open_run
 from stam.evaluation.results import Evaluation, load_evaluation, save_evaluation
-from stam.evaluation.runs import evaluate_run, evaluated, examples_path, figures_folder, mistakes_path
+from stam.evaluation.runs import (
+    evaluate_run,
+    evaluated,
+    examples_path,
+    figures_folder,
+    mistakes_path,
+    result_suffix,
+)
 
 __all__ = [
     "Comparison",
@@ -40,6 +47,7 @@ __all__ = [
     "multiply_adds",
     "open_run",
     "reader_for",
+    "result_suffix",
     "save_evaluation",
     "save_examples",
     "step_multiply_adds",

@@ -160,7 +160,13 @@ def result_name(opened: Opened, plan: EvaluationPlan) -> str:
 
 def figures_folder(path: Path, home: Path) -> Path:
     """Returns where the figures of a result go; each result of a run has a folder of its own."""
-    return home / f"figures{path.stem.removeprefix(Path(EVALUATION_FILE).stem)}"
+    return home / f"figures{result_suffix(path)}"
+
+
+def result_suffix(path: Path) -> str:
+    """Returns what the names of everything made from a result end in: nothing for a run's own, or -NAME."""
+    rest = path.stem.removeprefix(Path(EVALUATION_FILE).stem)
+    return f"-{rest}" if rest and not rest.startswith("-") else rest
 
 
 def examples_path(path: Path) -> Path:

@@ -115,7 +115,8 @@ def choose(
         teacher_training=dataclasses.replace(config.teacher_training, **teacher),
         start_from_teacher=feature_weight > 0,
     )
-    shown = f"{epochs} epochs" if share == 1 else f"{epochs} epochs of {100 * share:.2g}% of the images"
+    shown = f"{epochs} epoch{'' if epochs == 1 else 's'}"
+    shown += "" if share == 1 else f" of {100 * share:.2g}% of the images"
     reasons = [
         f"{shown}, batch {batch}: for {survey.num_images:,} images" + _why_effort(effort),
         f"learning rate {training.base_lr:.1e}: {why_rate}",

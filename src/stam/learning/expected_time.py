@@ -30,6 +30,7 @@ from stam.settings import RunConfig
 
 _PLACE = Place(epoch=0, batch=0, last_of_epoch=False)
 _FEW, _MORE = 4, 12  # images of the batches that are timed on a CPU
+_ONCE_IS_ENOUGH = 6.0  # seconds of the first ones, beyond which they are not repeated: people wait
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,9 @@ def _time(
     few, more = min(_FEW, batch_size // shared_by), min(_MORE, batch_size // shared_by)
     (small, _), (large, loading) = load(few), load(more)
     first = timed(small)
-    timed(large)  # whatever a size needs is made the first time
-    short, long = min(timed(small) for _ in range(2)), min(timed(large) for _ in range(2))
+    short, long = first, timed(large)
+    if first + long < _ONCE_IS_ENOUGH:  # whatever a size needs is made the first time
+        short, long = min(timed(small) for _ in range(2)), min(timed(large) for _ in range(2))
     image = (long - short) / (more - few) if more > few else long / more
     image = min(max(image, 0.5 * long / more), long / more)
     rest, image = max(0.0, long - more * image), image + loading / max(1, workers)

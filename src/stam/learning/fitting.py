@@ -1,6 +1,7 @@
 """Fits a recipe to somebody's images, this machine and the time there is, before a run begins."""
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,11 +92,16 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
     effort, teacher_effort, note = 1.0, 1.0, ""
     if minutes is not None:
         left = distributed.of_first(60 * minutes * (1 - _KEPT_BACK) - (time.monotonic() - began))
+        spent = time.monotonic() - began
+        useful = expected(_POOR_EFFORT, 1.0)
+        taught = min(useful.teacher, useful.agent * _FOR_THE_TEACHER / (1 - _FOR_THE_TEACHER))
+        enough_minutes = math.ceil((spent + useful.agent + taught) / (1 - _KEPT_BACK) / 60)
         shortest = expected(_LEAST_EFFORT, _LEAST_EFFORT).total
         if shortest > left:
             raise StamError(
                 f"--minutes {minutes:g} is too short: the shortest training takes "
-                f"{(shortest + time.monotonic() - began) / 60:.1f} minutes on this machine"
+                f"{(shortest + spent) / 60:.1f} minutes on this machine, and it learns next to nothing; "
+                f"give it --minutes {enough_minutes} or more"
             )
         most = MOST_EFFORT if given else 1.0
         # the agent starts from the teacher, whose images cost less: it comes first where time is short
@@ -104,7 +110,7 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
         if effort == most and expected(most, teacher_effort).total < 0.9 * left:
             note = "more time has not helped in our trials, so it takes less"
         elif effort < _POOR_EFFORT:
-            note = "this is too little time for a good agent: give it more with --minutes N"
+            note = f"this is too little time for a good agent: give it --minutes {enough_minutes} or more"
         elif not given:
             note = f"a CPU is given {minutes:g} minutes; --minutes N gives it more or less"
     choice = choose(config, survey, effort, teacher_effort, feature_weight)

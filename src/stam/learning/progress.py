@@ -7,6 +7,7 @@ from typing import Any
 from tqdm import tqdm
 
 _SECONDS = 15.0  # of training, before they say how long the rest takes
+_WORTH_SAYING = 10.0  # seconds that are left
 
 
 class Progress:
@@ -70,7 +71,7 @@ class Progress:
         if not self._estimated and seconds > _SECONDS and done > 0:
             self._estimated = True
             left = seconds / done * (self._total - images)
-            if self._shown:
+            if self._shown and left > _WORTH_SAYING:
                 said = f"about {duration(left)} to go at this speed; Ctrl-C saves, to go on later"
                 tqdm.write(said, file=sys.stderr)
 

@@ -42,6 +42,7 @@ def _draw_step(story: Story, count: int) -> Image.Image:
         write(draw, (GAP, below + 4), name, 20, SOFT, _STAGE)
     _draw_confidences(draw, story, count, below + 38)
     words = f"{count} glimpse{'s' if count != 1 else ''}, {story.share(count):.0%} of the scene"
+    words += ", unsure" if story.unsure and count == story.num_glimpses else ""
     write(draw, (GAP, below + _BARS + 46), words, 14, SOFT)
     if count and story.right is not None:
         write(draw, (GAP + _STAGE, below + _BARS + 46), name, 14, SOFT, _STAGE // 2, anchor="ra")

@@ -5,6 +5,7 @@ frames. Pillow is all it needs.
 """
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,14 @@ def views_of(boxes: np.ndarray, sizes: np.ndarray) -> list[list[View]]:
     ]
 
 
+def readable(label: str) -> str:
+    """Returns a class name as people write it: english_springer and StorageTanks are names of folders."""
+    words = re.sub("_+", " ", label).strip()
+    if not re.search("[a-z][A-Z]", words):
+        return words
+    return words[0] + re.sub("([a-z])([A-Z])", r"\1 \2", words[1:]).lower()
+
+
 @dataclass(frozen=True)
 class Story:
     """What an agent looked at in one scene, and what it said after each glimpse.
@@ -68,6 +77,7 @@ class Story:
         right: Whether it is the true class; `None` where that is not known.
         views: What each look sensed, where there is no grid.
         shares: Pixels sensed so far, as shares of the scene's, where there is no grid.
+        unsure: Whether it ended without being as confident as it has to be.
     """
 
     name: str
@@ -79,6 +89,7 @@ class Story:
     right: Sequence[bool] | None = None
     views: Sequence[Sequence[View]] = ()
     shares: Sequence[float] = ()
+    unsure: bool = False
 
     @property
     def num_glimpses(self) -> int:
@@ -95,7 +106,7 @@ class Story:
         """Returns the colour of the answer after so many glimpses."""
         if self.right is not None:
             return RIGHT if self.right[count - 1] else WRONG
-        return ACCENT if count == self.num_glimpses else INK
+        return ACCENT if count == self.num_glimpses and not self.unsure else INK
 
     def bar_colour(self, count: int) -> Colour:
         """Returns the colour of its confidence, which stands back where the answer is plain text."""
@@ -253,9 +264,11 @@ def _draw_row(story: Story, most_frames: int) -> Image.Image:
     row = Image.new("RGB", (GAP + max(3, len(frames)) * (width + GAP), height + 34 + 46 + GAP), PAPER)
     draw = ImageDraw.Draw(row)
     share = story.share(story.num_glimpses)
-    write(draw, (GAP, 9), story.name, 15, INK, width=width * 2)
-    verdict = f"{story.num_glimpses} glimpses, {share:.0%} of the scene"
-    write(draw, (GAP + 2 * (width + GAP), 9), verdict, 15, SOFT)
+    verdict = f"{story.num_glimpses} glimpses, {share:.0%} of the scene{', unsure' if story.unsure else ''}"
+    room = row.width - GAP - round(ImageFont.load_default(15).getlength(verdict))
+    beside = max(GAP, min(GAP + 2 * (width + GAP), room))  # few frames leave less room
+    write(draw, (GAP, 9), story.name, 15, INK, width=beside - 2 * GAP)
+    write(draw, (beside, 9), verdict, 15, SOFT)
     for index, (count, frame) in enumerate(zip(counts, frames, strict=True)):
         left, below = GAP + index * (width + GAP), 34 + height + 6
         place_frame(row, frame, (left, 34))

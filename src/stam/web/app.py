@@ -289,6 +289,7 @@ class Service(SceneService):
             labels=labels,
             confidences=[step.confidence for step in asked.steps],
             right=None if truth is None else [label == truth for label in labels],
+            unsure=asked.unsure,
         )
         return animation_bytes([story], milliseconds=asked.milliseconds)
 

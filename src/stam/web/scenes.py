@@ -11,6 +11,7 @@ from PIL import Image
 
 from stam.data import ClutteredDigits, decode_image
 from stam.data.folder import image_files
+from stam.data.scenes import Scenes, name_of
 from stam.errors import DataError
 from stam.files import shown
 from stam.model.looker import Facts
@@ -89,20 +90,27 @@ def encode_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
 
 
 def sample_scenes(
-    facts: Facts, folder: Path | None = None, resize_size: int | None = None
+    facts: Facts,
+    folder: Path | None = None,
+    resize_size: int | None = None,
+    own: Scenes | None = None,
 ) -> list[SampleScene]:
     """Returns the scenes the page offers.
 
-    Images of a folder, evenly spread over it; without one, cluttered digits for an agent that reads digits,
-    and the images that ship (`stam.web.photographs`) for any other.
+    Images of a folder, evenly spread over it; without one, images of the agent's own data; otherwise
+    cluttered digits for an agent that reads digits, and the images that ship (`stam.web.photographs`).
 
     Args:
         facts: Of who looks at them.
         folder: Images to show; one folder inside it names the class of what lies there.
         resize_size: The shorter side before the centre is cropped; by default as the facts say.
+        own: Images of the data that the agent was trained for, held out of its training; as many as fit are
+            offered, in the order they have.
     """
     if folder is not None:
         return _folder_scenes(facts, folder, resize_size)
+    if own is not None:
+        return [_own_scene(facts, own, index, resize_size) for index in range(min(len(own), MAX_SAMPLES))]
     height, width = facts.image_size
     if facts.labels == _DIGITS and height == width >= _SMALLEST_DIGIT_SCENE:
         digits = ClutteredDigits("test", scene_size=height)
@@ -112,6 +120,11 @@ def sample_scenes(
             for index in order
         ]
     return _photographs(facts, resize_size)
+
+
+def _own_scene(facts: Facts, own: Scenes, index: int, resize_size: int | None) -> SampleScene:
+    name, label = name_of(own, index), own.classes[own.labels[index]]
+    return SampleScene(shown(name), label, lambda: fitted(own.load(index), facts, resize_size))
 
 
 def _digit(digits: ClutteredDigits, index: int) -> Callable[[], np.ndarray]:

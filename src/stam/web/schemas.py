@@ -170,6 +170,9 @@ class NewAnimation(BaseModel):
     steps: Annotated[list[AnimationStep], Field(min_length=1, max_length=4096)]
     name: Annotated[str, Field(max_length=200)] = "scene"
     truth: Annotated[str, Field(max_length=200)] | None = Field(None, description="the true class, if known")
+    unsure: Annotated[bool, Field(strict=True)] = Field(
+        False, description="whether the agent ended without being as confident as it has to be"
+    )
     milliseconds: Annotated[int, Field(strict=True, ge=50, le=5000)] = 450
 
 

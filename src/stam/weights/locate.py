@@ -10,6 +10,7 @@ hub:NAME       a model on the Hugging Face hub
 none           nothing: weights are drawn at random
 """
 
+import difflib
 import hashlib
 import json
 from contextlib import suppress
@@ -23,6 +24,7 @@ from stam.weights.hub import HubError, fetch
 
 NOTHING = "none"
 RUN_FILE = "run.json"  # what a run is; its folder is a run folder
+CARD_FILE = "README.md"  # what an agent that ships was trained on, and what it is not good for
 HASHES_FILE = "hashes.json"  # of the models that ship with the package: name, SHA-256 of its weights
 
 _ASSETS = Path(str(files("stam"))) / "assets"
@@ -77,9 +79,12 @@ def find_agent(source: str | Path) -> FoundAgent:
         folder = fetch(hub, MODEL_FILE).parent
         return FoundAgent(hub.rpartition("/")[2], folder, home, None, is_borrowed=True)
     if not path.exists():
-        known = ", ".join(name for name in package_names() if not is_teacher_folder(_ASSETS / name))
+        shipped = agent_names()
+        close = difflib.get_close_matches(str(source), shipped, n=1)
+        meant = f"did you mean '{close[0]}'? or " if close else ""
         raise WeightsError(
-            f"no agent at '{source}': give a run folder, a weights folder, hub:NAME, or one of {known}"
+            f"no agent at '{source}': {meant}give a run folder, a weights folder, hub:NAME, or one of "
+            f"{', '.join(shipped)}"
         )
     if path.is_file() and not (path.name == MODEL_FILE and is_agent_folder(path.parent)):
         raise WeightsError(
@@ -134,6 +139,12 @@ def find_teacher(source: str | Path) -> Path | None:
 def package_names() -> list[str]:
     """Returns the names of the models that ship with the package."""
     return sorted(path.name for path in _ASSETS.iterdir() if is_agent_folder(path))
+
+
+def agent_names() -> list[str]:
+    """Returns the names of the agents that ship; what trainings start from has no card."""
+    folders = (_ASSETS / name for name in package_names())
+    return [each.name for each in folders if not is_teacher_folder(each) and (each / CARD_FILE).is_file()]
 
 
 def package_folder(name: str) -> Path:

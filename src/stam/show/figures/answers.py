@@ -12,7 +12,7 @@ from stam.evaluation.examples import Example
 from stam.evaluation.results import Evaluation
 from stam.show.figures.scenes import picture, shorten, story_of, verdict
 from stam.show.figures.style import COLUMN, HEAT, LIGHT, PAGE, SMALL, TEXT, Theme, new_figure
-from stam.show.pictures import draw_frame, draw_scene
+from stam.show.pictures import draw_frame, draw_scene, readable
 
 _MOST_CLASSES = 30  # more are not legible: then the most confused ones are drawn alone
 _MOST_WRITTEN = 15  # classes whose shares are written into the cells
@@ -44,7 +44,7 @@ def confusion(evaluation: Evaluation, theme: Theme = LIGHT) -> Figure | None:
     side = min(PAGE, max(COLUMN, 1.6 + 0.21 * count))
     figure, ((axes,),) = new_figure(side, side)
     image = axes.imshow(share, cmap=HEAT, norm=PowerNorm(0.5, 0, 100), interpolation="nearest")
-    names = [shorten(evaluation.data.classes[label].replace("_", " "), _MOST_NAME) for label in classes]
+    names = [shorten(readable(evaluation.data.classes[label]), _MOST_NAME) for label in classes]
     axes.set_xticks(range(count), names, rotation=90, fontsize=SMALL, color=theme.ink)
     axes.set_yticks(range(count), names, fontsize=SMALL, color=theme.ink)
     axes.tick_params(length=0)

@@ -10,6 +10,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from stam.errors import require_choice
+from stam.evaluation.outcomes import TOP
 from stam.evaluation.results import Curve, Evaluation, Reliability
 from stam.show.figures.style import COLUMN, LIGHT, LINES, PAGE, SMALL, Theme, dress, legend, new_figure
 
@@ -133,18 +134,22 @@ def _share_on_top(axes: Axes, evaluation: Evaluation, theme: Theme) -> None:
 
 
 def readouts(evaluation: Evaluation, theme: Theme = LIGHT) -> Figure | None:
-    """Top-1 and top-5 accuracy of the ensemble and of each classifier; `None` where there is only one."""
+    """Top-1 and top-5 accuracy of the ensemble and of each classifier; `None` where there is only one.
+
+    Top-5 is left out where there are no more than five classes.
+    """
     if evaluation.accuracy.class_head is None:
         return None
-    figure, ((upper,), (lower,)) = new_figure(COLUMN, 4.6, 2, 1, sharex=True)
+    tops = ("top1", "top5") if len(evaluation.data.classes) > TOP else ("top1",)
+    figure, panels = new_figure(COLUMN, 4.6 if len(tops) > 1 else 3.5, len(tops), 1, sharex=True)
     at = x_values(evaluation, "glimpses")
     each = {
         "ensemble": evaluation.accuracy.ensemble,
         "class token alone": evaluation.accuracy.class_head,
         "distillation token alone": evaluation.accuracy.distill_head,
     }
-    for axes, top in ((upper, "top1"), (lower, "top5")):
-        last = axes is lower
+    for (axes,), top in zip(panels, tops, strict=True):
+        last = top == tops[-1]
         dress(axes, theme, X_LABELS["glimpses"] if last else "", f"top-{top[-1]} accuracy (%)")
         for position, (label, readout) in enumerate(each.items()):
             draw_curve(axes, at, getattr(readout, top), label, theme, position)

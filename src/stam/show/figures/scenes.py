@@ -14,7 +14,7 @@ from PIL import Image
 from stam.evaluation.examples import Example
 from stam.evaluation.results import Evaluation
 from stam.show.figures.style import HEAT, LIGHT, PAGE, SMALL, Theme, new_figure
-from stam.show.pictures import Story, draw_frame, draw_scene, views_of
+from stam.show.pictures import Story, draw_frame, draw_scene, readable, views_of
 
 RIGHT, WRONG = "✓", "✗"
 _FINE = 336  # pixels of a frame's longer side, enough for print
@@ -24,7 +24,7 @@ _MAP_COUNTS = (1, 2, 3, 5, 8, 13, 21)
 def story_of(example: Example, num_glimpses: int | None = None) -> Story:
     """Returns what is drawn of an example: all of it, or its first glimpses."""
     kept = slice(num_glimpses)
-    names = [name.replace("_", " ") for name in example.classes]
+    names = [readable(name) for name in example.classes]
     return Story(
         name=names[example.label],
         image=example.image,

@@ -141,6 +141,7 @@ async function share() {
       scene: boards[0].picture(),
       steps: own.entries.slice(0, count).map(({ sensed, label, confidence }) => ({ location: sensed, label: readable(label), confidence })),
       name: `${agent.name} looks`,
+      unsure: isUnsure(own, count),
       milliseconds: Math.max(60, Math.round(450 / speed)),
     };
     if (done && own.scene.label) look.truth = readable(own.scene.label);
