@@ -6,7 +6,7 @@ then on images are read by ranges, as those of indexed shards are.
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import PurePath, PurePosixPath
+from pathlib import PurePosixPath
 
 import numpy as np
 
@@ -63,10 +63,10 @@ def open_remote_tars(source: str, plan: SplitPlan | None = None) -> Splits:
     images, entries, classes = arrange(members, PurePosixPath(), source)
     parts = divide(entries, classes, source, plan or SplitPlan())
     label_of = {name: label for label, name in enumerate(classes)}
-    number_of: dict[PurePath, int] = {shard: number for number, shard in enumerate(shards)}
+    number_of = {id(shard): number for number, shard in enumerate(shards)}
     table = np.zeros(len(images), dtype=TABLE)
     for row, (image, entry) in enumerate(zip(images, entries, strict=True)):
-        table[row] = number_of[image.shard], image.offset, image.size, label_of[entry.class_name]
+        table[row] = number_of[id(image.shard)], image.offset, image.size, label_of[entry.class_name]
     versions = hashlib.sha256("\0".join(key for key, _ in found).encode()).hexdigest()
     in_runs = run_length(len(parts.train)) if is_mixed(table["label"].astype(np.int64)) else 1
     train, val, test = (

@@ -201,29 +201,42 @@ def _split_of_shard(shard: PurePath, root: PurePath) -> str | None:
     return next((name for name in SPLIT_NAMES if name in words), None)
 
 
-def _entry(member: Member, root: PurePath, class_name: str, split: str | None) -> Entry:
-    return Entry(f"{member.shard.relative_to(root).as_posix()}/{member.name}", class_name, split)
+class _Shards:
+    """What is known of each tar by its name alone, found out once and not for every image."""
+
+    def __init__(self, members: Sequence[Member], root: PurePath) -> None:
+        shards = {id(member.shard): member.shard for member in members}  # hashing a path takes long
+        self._splits = {number: _split_of_shard(shard, root) for number, shard in shards.items()}
+        self._prefixes = {number: shard.relative_to(root).as_posix() for number, shard in shards.items()}
+
+    def split(self, member: Member) -> str | None:
+        """Returns the split that the name of a member's tar says."""
+        return self._splits[id(member.shard)]
+
+    def entry(self, member: Member, class_name: str, split: str | None) -> Entry:
+        """Returns what an image is."""
+        return Entry(f"{self._prefixes[id(member.shard)]}/{member.name}", class_name, split)
 
 
 def _list_folders(members: Sequence[Member], root: PurePath) -> list[tuple[Member, Entry]]:
     """Takes class and split from the folders of each image."""
     images = [member for member in members if is_image(member.name) and "/" in member.name]
     folders_by_split: dict[str | None, list[list[str]]] = {}
-    splits = {shard: _split_of_shard(shard, root) for shard in {member.shard for member in images}}
+    shards = _Shards(images, root)
     for member in images:
-        folders_by_split.setdefault(splits[member.shard], []).append(member.name.split("/")[:-1])
+        folders_by_split.setdefault(shards.split(member), []).append(member.name.split("/")[:-1])
     depth = {split: _shared_depth(folders) for split, folders in folders_by_split.items()}
     found = []
     for member in images:
         folders = member.name.split("/")[:-1]
-        split = splits[member.shard]
+        split = shards.split(member)
         # The folders that all images share are no class, unless nothing is left (there is one class only).
         class_name = folders[min(depth[split], len(folders) - 1)]
         for folder, below in itertools.pairwise(folders):
             if folder in SPLIT_NAMES:
                 split, class_name = folder, below
                 break
-        found.append((member, _entry(member, root, class_name, split)))
+        found.append((member, shards.entry(member, class_name, split)))
     return found
 
 
@@ -235,8 +248,9 @@ def _shared_depth(paths: Sequence[list[str]]) -> int:
 
 def _list_samples(members: Sequence[Member], root: PurePath) -> list[tuple[Member, Entry]]:
     """Takes the class from the `.cls` file beside each image."""
+    shards = _Shards(members, root)
     class_files = {
-        (member.shard, _sample_key(member)): member
+        (id(member.shard), _sample_key(member)): member
         for member in members
         if member.name.endswith(CLASS_SUFFIX)
     }
@@ -244,13 +258,13 @@ def _list_samples(members: Sequence[Member], root: PurePath) -> list[tuple[Membe
     for member in members:
         if not is_image(member.name):
             continue
-        class_file = class_files.get((member.shard, _sample_key(member)))
+        class_file = class_files.get((id(member.shard), _sample_key(member)))
         if class_file is None:
             raise DataError(f"{member.name} in {member.shard} has no {CLASS_SUFFIX} file beside it: add one")
         class_name = class_file.text
         if not class_name:
             raise DataError(f"{class_file.name} in {member.shard} is empty: expected a class number or name")
-        found.append((member, _entry(member, root, class_name, _split_of_shard(member.shard, root))))
+        found.append((member, shards.entry(member, class_name, shards.split(member))))
     return found
 
 
