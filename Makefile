@@ -38,7 +38,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(PIP) --editable '.[dev,docs,figures,export,gym,hub,logging]'
+	$(PIP) --editable '.[dev,docs,figures,export,gym,hub,logging,urls]'
 	touch $@
 
 # The page is tested in Debian's own Chromium; where it cannot be installed those tests are skipped and say so.

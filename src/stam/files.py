@@ -36,7 +36,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
     try:
         with _explained(path):
             write(temporary)
-            _sync(temporary)
+            sync(temporary)
             temporary.replace(path)
     finally:
         with suppress(OSError):
@@ -71,7 +71,7 @@ def save_folder(folder: str | Path, contents: Mapping[str, str | bytes]) -> None
             temporary.mkdir(parents=True)
             for name, content in contents.items():
                 (temporary / name).write_bytes(content.encode() if isinstance(content, str) else content)
-                _sync(temporary / name)
+                sync(temporary / name)
             _sync_folder(temporary)
             temporary.rename(place / COMMITTED if exists else place)
             _sync_folder(place if exists else place.parent)
@@ -199,7 +199,7 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.writing")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Waits until a file's content is on the disk: a rename must not get there before it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

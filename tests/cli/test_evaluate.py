@@ -274,6 +274,19 @@ def test_training_images_are_never_evaluated_on_however_the_folder_is_written(tm
             out = tmp_path / "found.json"
             stam_says(capsys, "evaluate", agent, "--data", written, *QUICK, "--examples", "0", "--out", out)
             assert load_evaluation(out).data.num_scenes == num_val, (agent, written)
+    Path("run/split.json").unlink()  # without it, all images would be evaluated
+    for command in (["evaluate", "run", *QUICK], ["train", "--resume", "--out", "run"]):
+        with pytest.raises(SystemExit):
+            main([str(word) for word in command])
+        assert "split.json' is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["predict", "digits"], ["train", "tiny"], ["train"]])
+def test_names_that_are_too_long_for_a_file(command, capsys, tmp_path):
+    more = ["--out", str(tmp_path / "run")] if command[0] == "train" else []
+    with pytest.raises(SystemExit) as left:
+        main([*command, "x" * 300, *more])
+    assert left.value.code == 2 and "xxx" in capsys.readouterr().err
 
 
 def test_data_that_shares_images_with_the_training_is_said_to(tmp_path, capsys, monkeypatch):

@@ -229,3 +229,59 @@ def test_images_in_tars_are_checked_once(tmp_path: Path, monkeypatch) -> None:
     members["val/ant/0.png"] = png(9, size=7)
     write_tar(tar, members)
     assert check() == list(range(8))
+
+
+def test_braces_name_every_tar(tmp_path: Path) -> None:
+    for part, count in (("train", 3), ("val", 1)):
+        for number in range(count):
+            write_tar(tmp_path / part / f"x-{number:02d}.tar", sample_members(["ant", "bee"]))
+    splits = open_scenes(str(tmp_path / "{train/x-{00..02},val/x-00}.tar"))
+    assert (len(splits.train), len(splits.val)) == (6, 2)
+    assert splits.record == open_scenes(tmp_path).record
+    with pytest.raises(DataError, match="1 of the 4 tars .* are missing, the first is .*x-03.tar"):
+        open_scenes(tmp_path / "train/x-{00..03}.tar")
+    with pytest.raises(DataError, match="names a tar twice"):
+        open_scenes(tmp_path / "train/x-{00,00}.tar")
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes = b"", **more: object) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for field, value in more.items():
+        setattr(info, field, value)
+    tar.addfile(info, io.BytesIO(content))
+
+
+def test_a_file_that_is_packed_under_two_names_is_read_under_both(tmp_path: Path) -> None:
+    """Tar keeps a hard link as a name without content: such images were left out."""
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name in ("ant", "bee"):
+            add(tar, f"./{name}/0.png", png(50))
+            add(tar, f"./{name}/1.png", type=tarfile.LNKTYPE, linkname=f"./{name}/0.png")
+    splits = open_scenes(tmp_path / "x.tar", val_fraction=0.5)
+    assert len(splits.train) == len(splits.val) == 2
+    assert all(part.load(i)[0, 0, 0] == 50 for part in (splits.train, splits.val) for i in range(2))
+
+
+def test_images_that_cannot_be_read_in_place_are_named_and_not_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "ant/0.png", png(1))
+        add(tar, "ant/1.png", type=tarfile.SYMTYPE, linkname="0.png")
+    with pytest.raises(DataError, match="ant/1.png in .* is a link or sparse: pack it with tar -h"):
+        open_scenes(path)
+    with tarfile.open(path, "w") as tar:
+        add(tar, "ant/0.png", png(1))
+        add(tar, "ant/0.png", png(2))
+    with pytest.raises(DataError, match="ant/0.png is in .* twice"):
+        open_scenes(path)
+    with tarfile.open(path, "w") as tar:
+        add(tar, "0.png", png(1))
+        add(tar, "0.cls", b"\xe9t\xe9")
+    with pytest.raises(DataError, match="0.cls in .* is not UTF-8"):
+        open_scenes(path)
+
+
+def test_classes_that_are_the_same_number_have_one_order(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", sample_members(["3", "03", "003", "0003", "3", "03", "003", "0003"]))
+    assert open_scenes(path).train.classes == ("0003", "003", "03", "3")

@@ -1,18 +1,23 @@
 """Run folders: who may train in one, and what is said of damaged files."""
 
+import dataclasses
 import json
 import os
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from learners import learner
 
 from stam.cli import main
+from stam.config import AgentConfig
+from stam.data import SplitRecord
 from stam.learning.loop import restore
 from stam.learning.runs import RunError, RunFolder, read_metrics, recorded_resize_size
 from stam.learning.training import AgentLearner
+from stam.settings import RunConfig
 from stam.weights import FoundAgent
 
 
@@ -39,6 +44,47 @@ def test_a_state_of_something_else_is_damaged_too(run):
     torch.save({"epoch": 3}, run.state_file)
     with pytest.raises(RunError, match="is damaged"):
         run.load_state()
+
+
+def test_a_state_that_counts_fewer_metrics_than_none_is_damaged(run):
+    run.log({"epoch": 0})
+    torch.save({"metrics_length": -5}, run.state_file)
+    with pytest.raises(RunError, match="is damaged .metrics_length is -5"):
+        run.load_state()
+
+
+def test_metrics_are_on_the_disk_before_the_state_that_counts_them(run, monkeypatch):
+    """After a power failure the state would count lines that are lost, and every resume be refused."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(number: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{number}").readlink().name)
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    run.log({"epoch": 0})
+    run.save_state({"position": [1, 0]})
+    assert synced.index("metrics.jsonl") < synced.index(".state.pt.writing")
+
+
+def test_of_two_that_begin_at_once_one_is_refused(tmp_path, monkeypatch):
+    """Both have found the folder empty when the first writes its record."""
+    split = SplitRecord(("a", "b"), 2, 2, "0")
+    config = RunConfig(AgentConfig.of_size("tiny", 2))
+    create = RunFolder.create
+    other = dataclasses.replace(config, training=dataclasses.replace(config.training, seed=7))
+
+    def create_second(path):
+        run = create(path)
+        monkeypatch.setattr(RunFolder, "create", create)
+        RunFolder.begin(path, "first", config, split)
+        return run
+
+    monkeypatch.setattr(RunFolder, "create", create_second)
+    with pytest.raises(RunError, match="is not empty"):
+        RunFolder.begin(tmp_path / "run", "second", other, split)
+    assert RunFolder(tmp_path / "run").record()["recipe"] == "first"
 
 
 def test_metrics_that_were_cut_off_are_not_filled_up(run):

@@ -7,6 +7,7 @@ import os
 import sys
 
 from stam.errors import Interrupted, StamError, did_you_mean
+from stam.files import shown
 
 COMMANDS = {  # name: what it does, and an example
     "list": ("agents, recipes and extras; the runs in a folder", "stam list runs"),
@@ -54,6 +55,8 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE, errno.EMFILE):
+            sys.exit(_complain(f"{error.strerror}: {shown(error.filename or 'while reading'):.200}"))
         if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
             raise
         sys.exit(

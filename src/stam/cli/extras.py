@@ -11,7 +11,7 @@ EXTRAS = {  # name: the packages it brings, and what for
     "logging": (("tensorboard",), "--tensorboard"),
     "wandb": (("wandb",), "--wandb"),
     "mlflow": (("mlflow",), "--mlflow"),
-    "urls": (("fsspec",), "shards at s3://, gs://, https://"),
+    "urls": (("fsspec",), "shards at https://, s3://, gs://"),
 }
 
 

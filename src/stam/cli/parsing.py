@@ -61,7 +61,7 @@ def flags_of(cls: type) -> set[str]:
     """Returns the options of a dataclass that take no value, those of the dataclasses in it included."""
     flags = {"-h", "--help", "--help-all"}
     for name, kind in get_type_hints(cls).items():
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             flags |= flags_of(kind)
         elif kind is bool:
             word = name.replace("_", "-")

@@ -55,6 +55,7 @@ class IndexedShards:
         classes: tuple[str, ...],
         run_length: int = 1,
         checked: bool = False,
+        version: str = "",
     ) -> None:
         """Takes what the index says.
 
@@ -65,8 +66,10 @@ class IndexedShards:
             classes: Class names.
             run_length: See the attribute.
             checked: Whether every image was decoded before it was packed.
+            version: What the server says of the shards' versions, where that is known.
         """
         self._root, self._shards, self._table, self._checked = root, tuple(shards), table, checked
+        self._version = version
         self._ahead: dict[int, bytes] = {}
         self.classes, self.run_length = classes, run_length
         self.labels = table["label"].astype(np.int64)
@@ -144,9 +147,10 @@ class IndexedShards:
     def fingerprint(self) -> str:
         """Returns a hash of the table and of every shard's path, size and modification time.
 
-        Of a URL the path alone is known.
+        Of a URL the path is known, and what its server says of its version if it was asked.
         """
-        shards = self._root if is_url(self._root) else fingerprint(Path(self._root), self._shards)
+        remote = is_url(self._root)
+        shards = f"{self._root}{self._version}" if remote else fingerprint(Path(self._root), self._shards)
         digest = hashlib.sha256(f"{shards}\0{self._shards}\0".encode("utf-8", "surrogateescape"))
         digest.update(self._table.tobytes())
         return digest.hexdigest()[:32]
@@ -184,8 +188,9 @@ def open_indexed(source: str | Path) -> Splits:
         DataError: There are none, or the index is damaged.
     """
     root = str(source).rstrip("/")
+    content = _read_index(root)
     try:
-        index = parse_json(read_bytes(f"{root}/{INDEX_FILE}"), f"'{root}/{INDEX_FILE}'")
+        index = parse_json(content, f"'{root}/{INDEX_FILE}'")
         if index["format"] != FORMAT or index["format_version"].split(".")[0] != FORMAT_VERSION.split(".")[0]:
             raise ValueError(f"it is {index['format']} {index['format_version']}")
         train, val = (_open_part(root, part, index) for part in PARTS[:2])
@@ -198,6 +203,16 @@ def open_indexed(source: str | Path) -> Splits:
         why = " ".join(str(error).split())
         raise DataError(f"the index of {root} is damaged ({why}): run stam prepare shards again") from error
     return Splits(train, val, record, test)
+
+
+def _read_index(root: str) -> bytes:
+    try:
+        return read_bytes(f"{root}/{INDEX_FILE}")
+    except DataError as error:
+        if not is_url(root):
+            raise
+        other = f"tars without an index are named each, as in {root}/train-{{000..099}}.tar"
+        raise DataError(f"{error}; {other}") from error
 
 
 def _open_part(root: str, part: str, index: dict[str, Any]) -> IndexedShards:

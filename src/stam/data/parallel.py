@@ -20,6 +20,8 @@ def map_with_progress(
     description: str,
     num_workers: int | None = None,
     progress: bool = True,
+    unit: str = "img",
+    chunk: int = _CHUNK,
 ) -> Iterator[Result]:
     """Yields `function(item)` for each item, in order; an error or Ctrl-C drops what has not begun.
 
@@ -29,16 +31,18 @@ def map_with_progress(
         description: The bar's title.
         num_workers: Threads; one a core if not given.
         progress: Whether to show the bar (on a terminal only).
+        unit: What the bar counts.
+        chunk: Items a thread takes at once.
     """
     stopped = threading.Event()
 
     def run(start: int) -> list[Result]:
-        return [function(item) for item in items[start : start + _CHUNK] if not stopped.is_set()]
+        return [function(item) for item in items[start : start + chunk] if not stopped.is_set()]
 
     pool = ThreadPoolExecutor(num_workers or os.cpu_count() or 1)
     try:
-        chunks = pool.map(run, range(0, len(items), _CHUNK))
-        with tqdm(total=len(items), desc=description, unit="img", disable=None if progress else True) as bar:
+        chunks = pool.map(run, range(0, len(items), chunk))
+        with tqdm(total=len(items), desc=description, unit=unit, disable=None if progress else True) as bar:
             for results in chunks:
                 yield from results
                 bar.update(len(results))

@@ -5,12 +5,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from stam.errors import DataError, FileError, require_package
+from stam.errors import DataError, FileError, StamError, require_package
 from stam.files import read_content
 
 Result = TypeVar("Result")
 
 _PAUSES = (1.0, 5.0)  # seconds before a failed request is made again: a run outlives a lost connection
+_MOST_BYTES = 2**30  # of a file that is read whole
+_BLOCK = 4 * 2**20  # bytes of a request while a file is read through
+# what a file system may say of the version of a file; the address it was found at may differ each time
+_VERSION = ("size", "etag", "last-modified", "lastmodified", "mtime", "created", "content-md5", "md5hash")
 
 
 class ByteRange(NamedTuple):
@@ -29,11 +33,41 @@ def is_url(source: str | Path) -> bool:
 def read_bytes(path: str) -> bytes:
     """Reads a file, or what a URL names."""
     if is_url(path):
-        return _ask(path, lambda files, place: files.cat_file(place))
+        return _ask(path, lambda files, place: _read_whole(files, place, path))
     try:
         return read_content(path, path)
     except FileError as error:
         raise DataError(str(error)) from error
+
+
+def read_through(url: str, use: Callable[[Any], Result]) -> Result:
+    """Opens a file at a URL for reading from its beginning to its end, in large blocks."""
+
+    def read(files: Any, place: Any) -> Result:
+        with files.open(place, "rb", block_size=_BLOCK, cache_type="readahead") as file:
+            return use(file)
+
+    return _ask(url, read)
+
+
+def version(url: str) -> str:
+    """Returns what the server says of a file's version: its size, its date or a digest if it knows them."""
+    facts = _ask(url, lambda files, place: files.info(place))
+    if facts.get("type") == "directory":
+        raise DataError(f"cannot read {url}: it is a folder")
+    known = {name.lower(): str(value) for name, value in facts.items() if name.lower() in _VERSION}
+    return "\0".join(f"{name}={known[name]}" for name in sorted(known))
+
+
+def find_urls(pattern: str) -> list[str]:
+    """Returns the URLs that match a pattern such as `s3://bucket/train-*.tar`, sorted."""
+    root = pattern.partition("*")[0].rpartition("/")[0]
+
+    def find(files: Any, place: Any) -> list[str]:
+        start = _place(root)
+        return sorted(f"{root}/{found.removeprefix(start).lstrip('/')}" for found in files.glob(place))
+
+    return _ask(pattern, find)
 
 
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
@@ -54,6 +88,19 @@ def file_sizes(paths: Sequence[str]) -> list[int | None]:
         return [Path(path).stat().st_size for path in paths]
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def _read_whole(files: Any, place: Any, url: str) -> bytes:
+    """Reads a file of a sensible size; a larger one is refused before it is read."""
+    size = files.info(place).get("size")
+    if size is None:  # a server that does not say: no more is taken from it than is allowed
+        with files.open(place, "rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    else:
+        content = files.cat_file(place) if size <= _MOST_BYTES else b""
+    if (size or len(content)) > _MOST_BYTES:
+        raise DataError(f"cannot read {url}: it has more than {_MOST_BYTES >> 20} MB")
+    return content
 
 
 def _request(files: Any, ranges: Sequence[ByteRange]) -> list[bytes]:
@@ -84,9 +131,13 @@ def _read_range(part: ByteRange) -> bytes:
 def _ask(url: str, request: Callable[[Any, Any], Result]) -> Result:
     """Makes a request to the file system of a URL, again where it fails for a reason that may pass."""
     fsspec = _fsspec()
+    if any(part.partition("://")[0] == "reference" for part in url.split("::")):
+        raise DataError(f"cannot read {url}: a reference file may hold templates, which are programs")
     for pause in (*_PAUSES, None):
         try:
             return request(*fsspec.core.url_to_fs(url))
+        except StamError:
+            raise
         except Exception as error:  # what fsspec raises depends on the URL
             lasting = isinstance(error, (FileNotFoundError, PermissionError, ValueError, ImportError))
             if lasting or pause is None:

@@ -3,40 +3,31 @@
 Two layouts are known. Folders in a tar: `.../train/CLASS/x.jpg`, or `CLASS/x.jpg` where the tar's own name or
 folder says `train` or `val`. Samples: `000123.jpg` beside `000123.cls`, which holds a class number or name.
 
-Each tar is read through once to note where its members lie. An image is then one seek and one read of a newly
-opened file, so that nothing is shared between threads or worker processes.
+Each tar is read through once to note where its members lie (`stam.data.listing`). An image is then one seek
+and one read of a newly opened file, so that nothing is shared between threads or worker processes.
+`stam.data.remote_tars` opens tars behind a URL.
 """
 
 import hashlib
 import itertools
 import os
 import re
-import tarfile
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import Path, PurePath
 
 import numpy as np
 
+from stam.data.braces import expand_braces, has_braces
 from stam.data.images import decode_image, is_image
+from stam.data.listing import CLASS_SUFFIX, MAX_IMAGE_BYTES, Member, list_tar
 from stam.data.memory import fingerprint
 from stam.data.splits import SPLIT_NAMES, TEST, TRAIN, VAL_NAMES, Entry, SplitPlan, Splits, divide
 from stam.errors import DataError
 from stam.shapes import UInt8
 
-_CLASS_SUFFIX = ".cls"
-MAX_IMAGE_BYTES = 256_000_000
-_MAX_CLASS_BYTES = 4096
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
-
-class Member(NamedTuple):
-    """A file in a tar: its name there, and where its bytes lie."""
-
-    shard: Path
-    name: str
-    offset: int
-    size: int
+__all__ = ["MAX_IMAGE_BYTES", "Member", "TarShards", "find_shards", "is_tar", "open_shards", "read_member"]
 
 
 class TarShards:
@@ -70,7 +61,7 @@ class TarShards:
         """Returns a hash of every tar's path, size and modification time, and of where each image lies."""
         shards = dict.fromkeys(member.shard for member in self.members)
         digest = hashlib.sha256()
-        for shard in shards:
+        for shard in map(Path, shards):
             digest.update(fingerprint(shard.parent, [shard.name]).encode())
         for member in self.members:
             place = f"\0{member.shard.name}\0{member.name}\0{member.offset} {member.size}"
@@ -78,17 +69,21 @@ class TarShards:
         return digest.hexdigest()[:32]
 
 
-def is_tar(path: Path) -> bool:
+def is_tar(path: PurePath) -> bool:
     """Tells by its name whether a file is a tar, compressed or not."""
     return path.name.lower().endswith((".tar", *_COMPRESSED))
 
 
 def find_shards(path: Path) -> list[Path]:
-    """Returns the tars that a path means: one tar, a pattern such as `train-*.tar`, or a folder of tars.
+    """Returns the tars that a path means: one tar, a pattern, or a folder of tars.
 
-    With training tars come the validation and test tars beside them that are named alike (`x-train.tar`,
-    `x-val.tar`). A folder holds its tars directly, and nothing else then, or in `train`, `val` and `test`.
+    A pattern is `train-*.tar`, or `train-{000..099}.tar`, which names each tar: all of them must be there.
+    With training tars that are named otherwise come the validation and test tars beside them that are named
+    alike (`x-train.tar`, `x-val.tar`). A folder holds its tars directly, and nothing else then, or in
+    `train`, `val` and `test`.
     """
+    if has_braces(str(path)) and not path.exists() and is_tar(path):
+        return _named(str(path))
     if path.is_dir():
         folders = [
             child for child in sorted(path.iterdir()) if child.is_dir() and not child.name.startswith(".")
@@ -115,16 +110,9 @@ def open_shards(path: Path, plan: SplitPlan | None = None) -> Splits:
     shards = find_shards(path)
     if not shards:
         raise DataError(f"no tar files at {path}")
-    root = path if path.is_dir() else path.parent
+    root = path if path.is_dir() else Path(str(path).partition("{")[0] + "x").parent
     members = [member for shard in shards for member in index_tar(shard)]
-    is_sampled = any(member.name.endswith(_CLASS_SUFFIX) for member in members)
-    found = _list_samples(members, root) if is_sampled else _list_folders(members, root)
-    if not found:
-        raise DataError(
-            f"no classes in {path}: expected members such as train/CLASS/x.jpg or x.jpg with x.cls"
-        )
-    images, entries = [image for image, _ in found], [entry for _, entry in found]
-    classes = _ordered({entry.class_name for entry in entries}, by_number=is_sampled)
+    images, entries, classes = arrange(members, root, str(path))
     parts = divide(entries, classes, str(path), plan or SplitPlan())
     train, val, test = (
         TarShards([images[index] for index in part], [entries[index] for index in part], classes)
@@ -133,35 +121,58 @@ def open_shards(path: Path, plan: SplitPlan | None = None) -> Splits:
     return Splits(train, val, parts.record, test if len(test) else None)
 
 
+def arrange(
+    members: Sequence[Member], root: PurePath, where: str
+) -> tuple[list[Member], list[Entry], tuple[str, ...]]:
+    """Finds the class and split of each image.
+
+    Args:
+        members: Images and class files of all tars.
+        root: What names in the record start from.
+        where: What to call the source in an error.
+
+    Returns:
+        The images, what each is, and the class names in label order.
+    """
+    is_sampled = any(member.name.endswith(CLASS_SUFFIX) for member in members)
+    found = _list_samples(members, root) if is_sampled else _list_folders(members, root)
+    if not found:
+        raise DataError(
+            f"no classes in {where}: expected members such as train/CLASS/x.jpg or x.jpg with x.cls"
+        )
+    images, entries = [image for image, _ in found], [entry for _, entry in found]
+    return images, entries, _ordered({entry.class_name for entry in entries}, by_number=is_sampled)
+
+
 def index_tar(shard: Path) -> list[Member]:
     """Reads where the files of a tar lie; one that was cut short or damaged is an error."""
-    if shard.name.lower().endswith(_COMPRESSED):
-        raise DataError(f"{shard} is compressed and cannot be read in place: unpack it to a plain .tar first")
+    require_plain(shard)
     if not shard.is_file():  # others may never end
         raise DataError(f"{shard} is not a file: remove it")
     try:
-        with tarfile.open(shard, "r:") as tar:
-            members = [
-                Member(shard, info.name.removeprefix("./"), info.offset_data, info.size)
-                for info in tar
-                if info.isreg() and "/." not in f"/{info.name.removeprefix('./')}"
-            ]
-            end = tar.offset
-        for member in members:
-            most = _MAX_CLASS_BYTES if member.name.endswith(_CLASS_SUFFIX) else MAX_IMAGE_BYTES
-            if member.size > most and (most == _MAX_CLASS_BYTES or is_image(member.name)):
-                raise DataError(
-                    f"{member.name} in {shard} has {member.size} bytes, at most {most} are read: "
-                    "make it smaller, or remove it"
-                )
-        # A damaged header looks to tarfile like the end, and so does a cut between two members.
         with shard.open("rb") as file:
-            file.seek(end)
-            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise tarfile.ReadError(f"no end mark after {len(members)} files")
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise DataError(f"{shard} is not a whole tar file ({error}): copy or download it again") from error
-    return members
+            return list_tar(file, shard)
+    except OSError as error:
+        raise DataError(f"cannot read {shard}: {error.strerror or error}") from error
+
+
+def require_plain(shard: PurePath) -> None:
+    """Raises where a tar is compressed."""
+    if shard.name.lower().endswith(_COMPRESSED):
+        raise DataError(f"{shard} is compressed and cannot be read in place: unpack it to a plain .tar first")
+
+
+def _named(pattern: str) -> list[Path]:
+    """Returns the tars that a pattern with braces names; one that is missing is an error."""
+    shards = [Path(name) for name in expand_braces(pattern)]
+    missing = [shard for shard in shards if not shard.exists()]
+    if missing:
+        raise DataError(
+            f"{len(missing)} of the {len(shards)} tars of '{pattern}' are missing, the first is {missing[0]}"
+        )
+    if len(set(shards)) < len(shards):
+        raise DataError(f"'{pattern}' names a tar twice")
+    return shards
 
 
 def _matches(path: Path) -> list[Path]:
@@ -173,7 +184,7 @@ def _matches(path: Path) -> list[Path]:
 def read_member(member: Member) -> bytes:
     """Reads a file out of a tar; `index_tar` has refused what would not fit into memory."""
     try:
-        with member.shard.open("rb") as file:
+        with Path(member.shard).open("rb") as file:
             file.seek(member.offset)
             content = file.read(member.size)
     except OSError as error:
@@ -183,36 +194,49 @@ def read_member(member: Member) -> bytes:
     return content
 
 
-def _split_of_shard(shard: Path, root: Path) -> str | None:
+def _split_of_shard(shard: PurePath, root: PurePath) -> str | None:
     """Finds a split among the folders and words of a tar's name, from the data's root on."""
     place = shard.relative_to(root)
     words = {*place.parts[:-1], *re.split(r"[^a-z]+", place.stem.lower())}
     return next((name for name in SPLIT_NAMES if name in words), None)
 
 
-def _entry(member: Member, root: Path, class_name: str, split: str | None) -> Entry:
-    return Entry(f"{member.shard.relative_to(root).as_posix()}/{member.name}", class_name, split)
+class _Shards:
+    """What is known of each tar by its name alone, found out once and not for every image."""
+
+    def __init__(self, members: Sequence[Member], root: PurePath) -> None:
+        shards = {id(member.shard): member.shard for member in members}  # hashing a path takes long
+        self._splits = {number: _split_of_shard(shard, root) for number, shard in shards.items()}
+        self._prefixes = {number: shard.relative_to(root).as_posix() for number, shard in shards.items()}
+
+    def split(self, member: Member) -> str | None:
+        """Returns the split that the name of a member's tar says."""
+        return self._splits[id(member.shard)]
+
+    def entry(self, member: Member, class_name: str, split: str | None) -> Entry:
+        """Returns what an image is."""
+        return Entry(f"{self._prefixes[id(member.shard)]}/{member.name}", class_name, split)
 
 
-def _list_folders(members: Sequence[Member], root: Path) -> list[tuple[Member, Entry]]:
+def _list_folders(members: Sequence[Member], root: PurePath) -> list[tuple[Member, Entry]]:
     """Takes class and split from the folders of each image."""
     images = [member for member in members if is_image(member.name) and "/" in member.name]
     folders_by_split: dict[str | None, list[list[str]]] = {}
-    splits = {shard: _split_of_shard(shard, root) for shard in {member.shard for member in images}}
+    shards = _Shards(images, root)
     for member in images:
-        folders_by_split.setdefault(splits[member.shard], []).append(member.name.split("/")[:-1])
+        folders_by_split.setdefault(shards.split(member), []).append(member.name.split("/")[:-1])
     depth = {split: _shared_depth(folders) for split, folders in folders_by_split.items()}
     found = []
     for member in images:
         folders = member.name.split("/")[:-1]
-        split = splits[member.shard]
+        split = shards.split(member)
         # The folders that all images share are no class, unless nothing is left (there is one class only).
         class_name = folders[min(depth[split], len(folders) - 1)]
         for folder, below in itertools.pairwise(folders):
             if folder in SPLIT_NAMES:
                 split, class_name = folder, below
                 break
-        found.append((member, _entry(member, root, class_name, split)))
+        found.append((member, shards.entry(member, class_name, split)))
     return found
 
 
@@ -222,24 +246,25 @@ def _shared_depth(paths: Sequence[list[str]]) -> int:
     return next((depth for depth, (one, other) in pairs if one != other), min(len(first), len(last)))
 
 
-def _list_samples(members: Sequence[Member], root: Path) -> list[tuple[Member, Entry]]:
+def _list_samples(members: Sequence[Member], root: PurePath) -> list[tuple[Member, Entry]]:
     """Takes the class from the `.cls` file beside each image."""
+    shards = _Shards(members, root)
     class_files = {
-        (member.shard, _sample_key(member)): member
+        (id(member.shard), _sample_key(member)): member
         for member in members
-        if member.name.endswith(_CLASS_SUFFIX)
+        if member.name.endswith(CLASS_SUFFIX)
     }
     found = []
     for member in members:
         if not is_image(member.name):
             continue
-        class_file = class_files.get((member.shard, _sample_key(member)))
+        class_file = class_files.get((id(member.shard), _sample_key(member)))
         if class_file is None:
-            raise DataError(f"{member.name} in {member.shard} has no {_CLASS_SUFFIX} file beside it: add one")
-        class_name = read_member(class_file).decode(errors="replace").strip()
+            raise DataError(f"{member.name} in {member.shard} has no {CLASS_SUFFIX} file beside it: add one")
+        class_name = class_file.text
         if not class_name:
             raise DataError(f"{class_file.name} in {member.shard} is empty: expected a class number or name")
-        found.append((member, _entry(member, root, class_name, _split_of_shard(member.shard, root))))
+        found.append((member, shards.entry(member, class_name, shards.split(member))))
     return found
 
 
@@ -252,5 +277,5 @@ def _sample_key(member: Member) -> str:
 def _ordered(names: set[str], by_number: bool) -> tuple[str, ...]:
     """Sorts class names; numbers from `.cls` files by value, so that a label is the number it was."""
     if by_number and all(name.isdecimal() for name in names):
-        return tuple(sorted(names, key=int))
+        return tuple(sorted(names, key=lambda name: (int(name), name)))  # 3 and 03 are two names
     return tuple(sorted(names))

@@ -9,6 +9,7 @@ from stam.data.folder import open_folder
 from stam.data.indexed import is_indexed, open_indexed
 from stam.data.manifest import is_manifest, open_manifest
 from stam.data.remote import is_url
+from stam.data.remote_tars import is_remote_tar, open_remote_tars
 from stam.data.scenes import Relabelled, Scenes
 from stam.data.shards import find_shards, is_tar, open_shards
 from stam.data.splits import SplitPlan, SplitRecord, Splits
@@ -29,10 +30,10 @@ def open_scenes(
 
     Args:
         source: `digits` (the embedded default), a folder of class folders, a CSV file that lists images and
-            labels (see `stam.data.manifest`), a tar, a pattern such as `train-*.tar`, a folder of tars, what
-            `stam prepare shards` made, as a folder or as a URL that fsspec knows (`s3://bucket/images`), or
-            digits in an `.npz` file, of which cluttered scenes are made. A folder that is itself called
-            digits is `./digits`.
+            labels (see `stam.data.manifest`), a tar, a pattern (`train-*.tar`, `train-{000..099}.tar`), a
+            folder of tars, what `stam prepare shards` made, or digits in an `.npz` file, of which cluttered
+            scenes are made. Tars, patterns and what `stam prepare shards` made may be URLs that fsspec knows
+            (`s3://bucket/images`). A folder that is itself called digits is `./digits`.
         val_fraction: The share to validate on, where the data has no split of its own.
         test_fraction: The share to test on, where the data has no test part of its own.
         seed: Seed of that split; for digits, of the scenes.
@@ -69,8 +70,10 @@ def open_for_evaluation(
 
 def is_data(source: str) -> bool:
     """Tells whether a word names something to open: a path that exists, tar files, or a URL."""
+    if is_url(source):  # not a path: one with a signature may be longer than a path can be
+        return True
     path = Path(source).expanduser()
-    return path.exists() or is_url(source) or bool(find_shards(path))
+    return path.exists() or bool(find_shards(path))
 
 
 def is_what_was_split(source: str | Path, record: SplitRecord) -> bool:
@@ -84,6 +87,8 @@ def is_what_was_split(source: str | Path, record: SplitRecord) -> bool:
 def _open(source: str | Path, plan: SplitPlan) -> Splits:
     if str(source) == DIGITS:
         return open_digits(plan.seed)
+    if is_remote_tar(str(source)):
+        return open_remote_tars(str(source), plan)
     if is_url(source):
         return open_indexed(source)
     path = Path(source).expanduser()

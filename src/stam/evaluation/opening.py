@@ -129,7 +129,7 @@ def open_run(
         data = trained_on.path if data is None else data
         record = run.split()
         own_data = is_same_data(data, trained_on.path, record)
-        record = record if own_data else None
+        record = run.require_split() if own_data else None
     if data is None:
         raise StamError(
             f"'{path}' is not a run folder, so say what to evaluate on: --data FOLDER, or --data digits"

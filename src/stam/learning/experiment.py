@@ -69,7 +69,7 @@ def resume(out: str | Path, loggers: Loggers = ()) -> Agent:
     config = folder.config()
     choose_device(config.training.device)
     choose_device(config.teacher_training.device)
-    splits = open_data(config.data, folder.split())
+    splits = open_data(config.data, folder.require_split())
     agent, teacher = _start(config, splits)
     return _train(folder, config, agent, teacher, splits, True, loggers)
 
@@ -92,7 +92,7 @@ def resume_teacher(out: str | Path, loggers: Loggers = ()) -> Teacher:
     """Goes on with a run of `begin_teacher`, as `resume` does with a run of `begin`."""
     folder = reopen(out, "teacher")
     config = folder.config()
-    splits = open_data(config.data, folder.split())
+    splits = open_data(config.data, folder.require_split())
     return _finetune(folder, config, _start_student(config, splits), splits, True, loggers)
 
 
@@ -314,7 +314,7 @@ def _make_folder(
     if distributed.rank() == 0:
         restarted = folder.is_of_this_job() and folder.was_begun_with(recipe, config, split)
         if not restarted:
-            RunFolder.create(out).write_record(recipe, config, split)
+            RunFolder.begin(out, recipe, config, split)
     (restarted,) = distributed.any_process(restarted)  # nobody goes on before the folder is there
     return folder, restarted
 

@@ -36,6 +36,7 @@ from stam.files import (
     read_json,
     save_content,
     shown,
+    sync,
     write_atomically,
 )
 from stam.learning.distributed import job, was_restarted
@@ -89,6 +90,15 @@ class RunFolder:
         """
         run = cls.require_free(path)
         make_folder(run.path)
+        return run
+
+    @classmethod
+    def begin(cls, path: str | Path, recipe: str, config: Any, split: SplitRecord) -> "RunFolder":
+        """Makes a new folder with the record of a run; of two that begin at once the second is refused."""
+        run = cls.create(path)
+        with run.locked():
+            cls.require_free(path)
+            run.write_record(recipe, config, split)
         return run
 
     @classmethod
@@ -177,7 +187,8 @@ class RunFolder:
         try:
             yield
         except (FileError, ConfigError) as error:
-            raise RunError(f"'{self.record_file}' is damaged: {error}") from error
+            named = str(error).startswith(f"'{self.record_file}' is damaged")
+            raise RunError(str(error) if named else f"'{self.record_file}' is damaged: {error}") from error
 
     def data_config(self) -> DataConfig:
         """Reads what the run was trained on, whatever was trained."""
@@ -188,6 +199,16 @@ class RunFolder:
         """Reads which images train and which validate."""
         file = self.path / "split.json"
         return load_record(file) if file.is_file() else None
+
+    def require_split(self) -> SplitRecord:
+        """Reads which images train and which validate; a run that has lost its record is an error."""
+        split = self.split()
+        if split is None:
+            raise RunError(
+                f"'{self.path / 'split.json'}' is missing, so nothing tells training images from others: "
+                "bring it back"
+            )
+        return split
 
     def log(self, metrics: dict[str, Any], file: str = "metrics.jsonl") -> None:
         """Appends one line of metrics, or nothing where the disk is full."""
@@ -203,7 +224,10 @@ class RunFolder:
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Saves everything needed to go on, with how much of the metrics belongs to it."""
-        length = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+        length = 0
+        if self.metrics_file.exists():
+            sync(self.metrics_file)  # after a power failure a state must not count lines that are lost
+            length = self.metrics_file.stat().st_size
         write_atomically(self.state_file, lambda path: torch.save(state | {"metrics_length": length}, path))
 
     def load_state(self) -> dict[str, Any] | None:
@@ -214,6 +238,7 @@ class RunFolder:
         try:
             state = torch.load(self.state_file, map_location="cpu", weights_only=True)
             length = int(state["metrics_length"])
+            require(length >= 0, f"metrics_length is {length}")
         except Exception as error:  # a damaged file makes torch raise nearly anything
             raise self.damaged_state(error) from error
         found = self.metrics_file.stat().st_size if self.metrics_file.exists() else 0

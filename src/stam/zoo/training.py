@@ -156,8 +156,7 @@ def begin(config: ZooConfig, out: str | Path, loggers: tuple[MetricLogger, ...] 
     batch = fitting_batch(len(splits.train), config.training.batch_size, "--batch-size")
     config = dataclasses.replace(config, training=dataclasses.replace(config.training, batch_size=batch))
     system = start(config)
-    folder = RunFolder.create(out)
-    folder.write_record(config.name, config, splits.record)
+    folder = RunFolder.begin(out, config.name, config, splits.record)
     return train_system(folder, config, system, splits, False, loggers)
 
 
@@ -166,7 +165,7 @@ def resume(out: str | Path, loggers: tuple[MetricLogger, ...] = ()) -> System:
     folder = RunFolder.open(out)
     config = read_config(folder)
     choose_device(config.training.device)
-    splits = open_data(config.data, folder.split())
+    splits = open_data(config.data, folder.require_split())
     return train_system(folder, config, start(config), splits, True, loggers)
 
 
