@@ -8,9 +8,13 @@ import torch
 from stam import AgentConfig
 from stam.fast import kernels
 from stam.fast.cuda import FusedBelief, encode, fuse
+from stam.fast.cuda_policy import FusedSampledPolicy
+from stam.fast.kernels import decisions
+from stam.learning.one_pass import step_values
 from stam.model.agent import Agent, PlainLooker
 from stam.model.belief import Belief
 from stam.model.core import PatchMemory
+from stam.model.policy import SampledPolicy, rate_each_step, unseen_candidates
 
 BATCH = 24  # batch norm over few rows magnifies every rounding
 torch.set_autocast_dtype("cuda", torch.float32)  # what the kernels round to: nothing
@@ -130,3 +134,47 @@ with torch.no_grad():
         memory = plain.remember(memory, glimpses[:, step], locations[:, step])
     expected = plain.believe_each(memory, counts, causal.grid.cut(scenes, tried), tried)
     torch.testing.assert_close(found.state, expected.state, atol=1e-3, rtol=1e-3)
+
+# actor and critic after several steps at once: batch norms take each step by itself
+torch.manual_seed(1)
+one_by_one = Agent(dataclasses.replace(agent.config, core="causal")).train()
+one_by_one.add_critic()
+at_once = copy.deepcopy(one_by_one)
+states = torch.randn(3, 5, 2 * agent.config.width)
+candidates = torch.stack([torch.randperm(16)[:15] for _ in range(15)]).view(3, 5, 15)
+weights, found = torch.randn(3, 5, 15), []
+for one in (one_by_one, at_once):
+    kernels.usable = lambda x, on=one is at_once: on
+    given = states.clone().requires_grad_()
+    looker = fuse(one) if one is at_once else PlainLooker(one)
+    logits = rate_each_step(looker.actor, given, candidates)
+    values = step_values(looker.critic, given)
+    ((logits * weights).square().sum() + (values * weights[..., 0]).sum()).backward()
+    grads = {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
+    results = {"logits of steps": logits, "values of steps": values, "gradient of states": given.grad}
+    found.append(results | grads | dict(one.named_buffers()))
+for name, wanted in found[0].items():
+    if name not in found[1]:
+        assert name.endswith("bias") and wanted.abs().max() < 1e-3, name
+        continue
+    torch.testing.assert_close(
+        found[1][name], wanted, atol=1e-3, rtol=1e-3, msg=lambda text, at=name: f"steps, {at}: {text}"
+    )
+
+# a draw from the learned policy
+seen = torch.zeros(7, 16, dtype=torch.bool)
+for row in seen:
+    row[torch.randperm(16)[:5]] = True
+actor = at_once.actor.eval()
+with torch.no_grad():
+    for tau in (0.5, torch.tensor(4.0)):
+        kernels.usable = lambda x: True
+        fused_policy, plain_policy = FusedSampledPolicy(actor, tau), SampledPolicy(actor, tau)
+        one, other = (
+            policy.decide(states[0, :1].expand(7, -1), seen, torch.Generator().manual_seed(2), num_seen=5)
+            for policy in (fused_policy, plain_policy)
+        )
+        assert one.location.equal(other.location)
+        torch.testing.assert_close(one.log_probability, other.log_probability)
+        whole = unseen_candidates(seen, 5)[0]
+        assert decisions.unseen(seen, 11).equal(whole)
