@@ -6,10 +6,13 @@ import dataclasses
 import torch
 
 from stam import AgentConfig
+from stam.evaluation import look_until_sure
 from stam.fast import kernels
 from stam.fast.cuda import FusedBelief, encode, fuse
 from stam.fast.cuda_policy import FusedSampledPolicy
+from stam.fast.exit_pool import ExitPool
 from stam.fast.kernels import decisions
+from stam.fast.kernels.ranks import close_ranks
 from stam.learning.one_pass import step_values
 from stam.model.agent import Agent, PlainLooker
 from stam.model.belief import Belief
@@ -178,3 +181,33 @@ with torch.no_grad():
         torch.testing.assert_close(one.log_probability, other.log_probability)
         whole = unseen_candidates(seen, 5)[0]
         assert decisions.unseen(seen, 11).equal(whole)
+
+# scenes that are done leave a list
+for size, number in ((5, 5), (2500, 2300), (40, 0)):
+    order = torch.randperm(size)
+    is_done = torch.rand(size + 1) < 0.6
+    is_done[order[:number]] |= size == 5  # none of them stays
+    left, wanted = torch.tensor([number]), [scene for scene in order[:number].tolist() if not is_done[scene]]
+    close_ranks(order, is_done, left, spare=size)
+    filler = wanted[0] if wanted else size
+    assert order.tolist() == wanted + [filler] * (size - len(wanted)) and int(left) == len(wanted)
+
+# early exit with all of it: a pool, whose last batch is chosen late or not
+for core in ("causal", "reencoding"):
+    torch.manual_seed(2)
+    pooled = Agent(dataclasses.replace(agent.config, core=core, depth=2)).eval()
+    torch.nn.init.normal_(pooled.core.head.weight, std=2.0)
+    scenes, first = torch.randn(6, 3, 32, 32), torch.arange(6)
+    kernels.usable = lambda x: False
+    with torch.no_grad():
+        threshold = float(pooled.look(scenes, 5, first).confidences.median())
+        wanted = look_until_sure(PlainLooker(pooled), scenes, threshold, first, pooled.policy(), 5)
+    assert 6 < wanted.num_glimpses.sum() < 30
+    kernels.usable = lambda x: True
+    looker = fuse(pooled)
+    for is_late in (False, True):
+        how = {"is_graphed": False, "is_late": is_late}
+        pool = ExitPool(looker, looker.policy(), 5, most_scenes=7, batch_size=6 if is_late else 4, **how)
+        found = pool(scenes, first, threshold)
+        assert found.num_glimpses.equal(wanted.num_glimpses) and found.locations.equal(wanted.locations)
+        torch.testing.assert_close(found.probabilities, wanted.probabilities, atol=1e-3, rtol=1e-3)

@@ -4,7 +4,8 @@ Parameters are read from the modules themselves, wherever they are at the moment
 usual. Without autocast to half precision, or without Triton, the modules compute for themselves.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -48,14 +49,19 @@ def fuse_teacher(teacher: Teacher) -> "Teacher | FusedTeacher":
     return FusedTeacher(cast(VisionTransformer, model)) if known else teacher
 
 
-def rounded_weights(agent: Looker) -> AbstractContextManager[None]:
-    """Returns a context in which a fused agent computes with weights that are rounded once, as they are now.
+@contextmanager
+def rounded_weights(agent: Looker) -> Iterator[None]:
+    """Within it a fused agent computes with weights that are rounded and folded once, as they are now.
 
     Outside it every use of a weight rounds it, which takes a small step longer than the step itself.
     """
     if not isinstance(agent, FusedLooker):
-        return nullcontext()
-    return Bf16Weights(agent.agent, torch.get_autocast_dtype("cuda")).in_use()
+        yield
+        return
+    with Bf16Weights(agent.agent, torch.get_autocast_dtype("cuda")).in_use():
+        actor, is_trained = agent.actor, agent.agent.training
+        with actor.folded() if isinstance(actor, FusedActor) and not is_trained else nullcontext():
+            yield
 
 
 class FusedTeacher:
@@ -156,6 +162,25 @@ class FusedActor:
 
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
+        self._folded: tuple[Tensor, ...] | None = None  # kept in place, since CUDA graphs read it
+        self._is_folded = False
+
+    @contextmanager
+    def folded(self) -> Iterator[None]:
+        """Within it an actor that is not trained computes with weights that are prepared once.
+
+        They are those of now. Outside it every call prepares them.
+        """
+        fresh = _fold(self._actor)
+        if self._folded is None:
+            self._folded = fresh
+        else:
+            torch._foreach_copy_(self._folded, fresh)
+        self._is_folded = True
+        try:
+            yield
+        finally:
+            self._is_folded = False
 
     def __call__(
         self, state: Float[Tensor, "batch features"], candidates: Int[Tensor, "batch candidates"]
@@ -163,7 +188,8 @@ class FusedActor:
         """Returns a logit for each candidate."""
         actor = self._actor
         if not actor.training and not torch.is_grad_enabled() and kernels.usable(state):
-            return _rate(actor, state, candidates)
+            ready = self._folded if self._is_folded and self._folded is not None else _fold(actor)
+            return _rate(ready, state, candidates)
         if not _has_kernels(actor, state, candidates.numel()):
             return actor(state, candidates)
         from stam.fast.kernels.location_sums import sum_norm_relu
@@ -190,18 +216,32 @@ class FusedActor:
         return _finish(actor, rows, groups).view(candidates.shape)
 
 
-def _rate(actor: Actor, state: Tensor, candidates: Tensor) -> Float[Tensor, "batch candidates"]:
-    """Returns the logits of an actor that is not trained: a batch norm is a factor and an offset then."""
+@torch.no_grad()
+def _fold(actor: Actor) -> tuple[Tensor, ...]:
+    """Returns the weights of an actor that is not trained: a batch norm is a factor and an offset then.
+
+    Weight and bias for a state, what is added for each location, then weight and bias of every other layer.
+    """
     half = torch.get_autocast_dtype("cuda")
-    of_state, of_location = actor.fc0(state, actor.location_embedding)
     factor, offset = scale_and_shift(actor.bn0)
-    of_state, of_location = (of_state * factor + offset).to(half), (of_location * factor).to(half)
-    rows = (of_state[:, None] + F.embedding(candidates, of_location)).relu_().flatten(0, 1)
+    width = actor.location_embedding.shape[1]
+    for_state, for_embedding = actor.fc0.weight.split((actor.fc0.in_features - width, width), dim=1)
+    of_location = F.linear(actor.location_embedding, for_embedding) * factor
+    folded = [for_state * factor[:, None], actor.fc0.bias * factor + offset, of_location]
     for layer, norm in ((actor.fc1, actor.bn1), (actor.fc2, actor.bn2)):
         factor, offset = scale_and_shift(norm)
-        weight, bias = layer.weight * factor[:, None], layer.bias * factor + offset
-        rows = torch._addmm_activation(bias.to(half), rows, weight.to(half).t())  # with ReLU
-    return actor.fc_final(rows).view(candidates.shape)
+        folded += [layer.weight * factor[:, None], layer.bias * factor + offset]
+    return tuple(part.to(half) for part in (*folded, actor.fc_final.weight, actor.fc_final.bias))
+
+
+def _rate(folded: tuple[Tensor, ...], state: Tensor, candidates: Tensor) -> Float[Tensor, "batch candidates"]:
+    """Returns the logits of an actor that is not trained."""
+    weight, bias, of_location, *hidden, final, final_bias = folded
+    of_state = F.linear(state.to(weight.dtype), weight, bias)
+    rows = (of_state[:, None] + F.embedding(candidates, of_location)).relu_().flatten(0, 1)
+    for weight, bias in zip(hidden[::2], hidden[1::2], strict=True):
+        rows = torch._addmm_activation(bias, rows, weight.t())  # with ReLU
+    return F.linear(rows, final, final_bias).view(candidates.shape)
 
 
 class FusedCritic:
