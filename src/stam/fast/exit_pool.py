@@ -186,7 +186,7 @@ class ExitPool:
         belief = self._believe(count, samples, seen_at)
         probabilities = belief.probabilities(self.temperature)
         self._probabilities[samples] = probabilities
-        self._counts[samples] = count
+        self._counts.index_fill_(0, samples, count)
         if count == self.num_glimpses:
             return
         self._is_done[samples] = is_confident(probabilities, self._threshold)

@@ -62,6 +62,6 @@ def draw(logits: Tensor, candidates: Tensor, noise: Tensor, tau: Tensor) -> tupl
     log_probability = torch.empty(batch, device=logits.device)
     _draw[(batch,)](
         logits.contiguous(), candidates, noise, tau, drawn, log_probability, 1e-6, 1e-20,
-        count, noise.shape[1], padded(count), num_warps=1,
+        count, noise.shape[1], max(16, padded(count)), num_warps=1,
     )  # fmt: skip
     return drawn, log_probability
