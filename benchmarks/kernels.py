@@ -80,9 +80,10 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
     of_sample, of_location = torch.randn(batch, actor, **half), torch.randn(grid.num_locations, actor, **half)
     long, dlong = torch.randn(2, batch * left, actor, **half)
     norm = torch.nn.BatchNorm1d(actor, device="cuda")
-    found = row_kernels.statistics_of(long, None, None, len(long), None, norm)
+    each, pairs = row_kernels.Groups(len(long)), row_kernels.Groups(*chosen.shape)
+    found = row_kernels.statistics_of(long, None, None, each, None, norm)
     factors = norm.weight.detach(), norm.bias.detach(), found
-    sums_given = of_sample, of_location, chosen, dlong, *factors
+    sums_given = of_sample, of_location, chosen, dlong, *factors, pairs
     collected = location_sums.collect_gradient_of_sums(*sums_given)
     collecting = ways(rows=(8, 16, 32), columns=(64, 128), warps=(4, 8), stages=(1, 3, 4))
     count, entries = tokens - 2, 2 + grid.num_patches
@@ -91,21 +92,21 @@ def cases(batch: int, tokens: int, config: AgentConfig) -> list[tuple[str, Any, 
     return [
         (
             "batch norm, statistics",
-            lambda: row_kernels.statistics_of(long, None, None, len(long), None, norm),
+            lambda: row_kernels.statistics_of(long, None, None, each, None, norm),
             2 * long.numel(),
             row_kernels.COLLECT,
             collecting,
         ),
         (
             "batch norm, gradient's sums",
-            lambda: row_kernels.collect_gradient(long, dlong, None, *factors),
+            lambda: row_kernels.collect_gradient(long, dlong, None, *factors, each),
             4 * long.numel(),
             row_kernels.COLLECT_GRADIENT,
             collecting,
         ),
         (
             "batch norm of sums, statistics",
-            lambda: row_kernels.statistics_of(of_sample, of_location, chosen, len(long), None, norm),
+            lambda: row_kernels.statistics_of(of_sample, of_location, chosen, pairs, None, norm),
             2 * of_sample.numel(),
             row_kernels.COLLECT,
             collecting,

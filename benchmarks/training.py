@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from stam.config import CORES, AgentConfig
@@ -43,10 +44,11 @@ from stam.learning.training import AgentLearner
 from stam.settings import ACTOR_OBJECTIVES, RunConfig, TrainingConfig
 
 KINDS = {  # of kernels, by name; the first that fits counts
-    "attention": r"^_attention|sdpa|flash|fmha",
+    "attention": r"^_attention|^_cached_attention|sdpa|flash|fmha",
+    "draws of the policy": r"^_unseen|^_draw",
     "matrix products": r"nvjet|gemm|cutlass|splitK|gemv",
     "layer norm and residual": r"^_add_norm|layer_norm",
-    "batch norm": r"^_(sum_)?norm_relu|^_share_with|batch_norm",
+    "batch norm": r"^_(sum_)?norm_relu|^_follow_groups|^_share_with|batch_norm",
     "GELU": r"(?i)gelu",
     "optimiser and rounding": r"multi_tensor",
     "sums": r"^_add_up|reduce_kernel",
@@ -156,6 +158,7 @@ def profiled(given: argparse.Namespace) -> Any:
             )
             for event in run.key_averages()
             if not event.key.startswith(("Optimizer", "ProfilerStep"))
+            and (not on_gpu or event.device_type == DeviceType.CUDA)  # not the calls that launch them
         ]
         kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
         for key, milliseconds, count in events:

@@ -6,11 +6,18 @@ import dataclasses
 import torch
 
 from stam import AgentConfig
+from stam.evaluation import look_until_sure
 from stam.fast import kernels
 from stam.fast.cuda import FusedBelief, encode, fuse
+from stam.fast.cuda_policy import FusedSampledPolicy
+from stam.fast.exit_pool import ExitPool
+from stam.fast.kernels import decisions
+from stam.fast.kernels.ranks import close_ranks
+from stam.learning.one_pass import step_values
 from stam.model.agent import Agent, PlainLooker
 from stam.model.belief import Belief
 from stam.model.core import PatchMemory
+from stam.model.policy import SampledPolicy, rate_each_step, unseen_candidates
 
 BATCH = 24  # batch norm over few rows magnifies every rounding
 torch.set_autocast_dtype("cuda", torch.float32)  # what the kernels round to: nothing
@@ -130,3 +137,77 @@ with torch.no_grad():
         memory = plain.remember(memory, glimpses[:, step], locations[:, step])
     expected = plain.believe_each(memory, counts, causal.grid.cut(scenes, tried), tried)
     torch.testing.assert_close(found.state, expected.state, atol=1e-3, rtol=1e-3)
+
+# actor and critic after several steps at once: batch norms take each step by itself
+torch.manual_seed(1)
+one_by_one = Agent(dataclasses.replace(agent.config, core="causal")).train()
+one_by_one.add_critic()
+at_once = copy.deepcopy(one_by_one)
+states = torch.randn(3, 5, 2 * agent.config.width)
+candidates = torch.stack([torch.randperm(16)[:15] for _ in range(15)]).view(3, 5, 15)
+weights, found = torch.randn(3, 5, 15), []
+for one in (one_by_one, at_once):
+    kernels.usable = lambda x, on=one is at_once: on
+    given = states.clone().requires_grad_()
+    looker = fuse(one) if one is at_once else PlainLooker(one)
+    logits = rate_each_step(looker.actor, given, candidates)
+    values = step_values(looker.critic, given)
+    ((logits * weights).square().sum() + (values * weights[..., 0]).sum()).backward()
+    grads = {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
+    results = {"logits of steps": logits, "values of steps": values, "gradient of states": given.grad}
+    found.append(results | grads | dict(one.named_buffers()))
+for name, wanted in found[0].items():
+    if name not in found[1]:
+        assert name.endswith("bias") and wanted.abs().max() < 1e-3, name
+        continue
+    torch.testing.assert_close(
+        found[1][name], wanted, atol=1e-3, rtol=1e-3, msg=lambda text, at=name: f"steps, {at}: {text}"
+    )
+
+# a draw from the learned policy
+seen = torch.zeros(7, 16, dtype=torch.bool)
+for row in seen:
+    row[torch.randperm(16)[:5]] = True
+actor = at_once.actor.eval()
+with torch.no_grad():
+    for tau in (0.5, torch.tensor(4.0)):
+        kernels.usable = lambda x: True
+        fused_policy, plain_policy = FusedSampledPolicy(actor, tau), SampledPolicy(actor, tau)
+        one, other = (
+            policy.decide(states[0, :1].expand(7, -1), seen, torch.Generator().manual_seed(2), num_seen=5)
+            for policy in (fused_policy, plain_policy)
+        )
+        assert one.location.equal(other.location)
+        torch.testing.assert_close(one.log_probability, other.log_probability)
+        whole = unseen_candidates(seen, 5)[0]
+        assert decisions.unseen(seen, 11).equal(whole)
+
+# scenes that are done leave a list
+for size, number in ((5, 5), (2500, 2300), (40, 0)):
+    order = torch.randperm(size)
+    is_done = torch.rand(size + 1) < 0.6
+    is_done[order[:number]] |= size == 5  # none of them stays
+    left, wanted = torch.tensor([number]), [scene for scene in order[:number].tolist() if not is_done[scene]]
+    close_ranks(order, is_done, left, spare=size)
+    filler = wanted[0] if wanted else size
+    assert order.tolist() == wanted + [filler] * (size - len(wanted)) and int(left) == len(wanted)
+
+# early exit with all of it: a pool, whose last batch is chosen late or not
+for core in ("causal", "reencoding"):
+    torch.manual_seed(2)
+    pooled = Agent(dataclasses.replace(agent.config, core=core, depth=2)).eval()
+    torch.nn.init.normal_(pooled.core.head.weight, std=2.0)
+    scenes, first = torch.randn(6, 3, 32, 32), torch.arange(6)
+    kernels.usable = lambda x: False
+    with torch.no_grad():
+        threshold = float(pooled.look(scenes, 5, first).confidences.median())
+        wanted = look_until_sure(PlainLooker(pooled), scenes, threshold, first, pooled.policy(), 5)
+    assert 6 < wanted.num_glimpses.sum() < 30
+    kernels.usable = lambda x: True
+    looker = fuse(pooled)
+    for is_late in (False, True):
+        how = {"is_graphed": False, "is_late": is_late}
+        pool = ExitPool(looker, looker.policy(), 5, most_scenes=7, batch_size=6 if is_late else 4, **how)
+        found = pool(scenes, first, threshold)
+        assert found.num_glimpses.equal(wanted.num_glimpses) and found.locations.equal(wanted.locations)
+        torch.testing.assert_close(found.probabilities, wanted.probabilities, atol=1e-3, rtol=1e-3)

@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from learners import AGENT
 
 from stam.evaluation.speed import batches_from, make_learner
+from stam.fast.cuda import fuse
 from stam.learning import one_pass
 from stam.learning.objective import Objective, ValueNormaliser
 from stam.learning.training import AgentLearner
 from stam.model.agent import Agent
 from stam.model.episode import rollout, sense_images
-from stam.model.policy import SampledPolicy
+from stam.model.policy import SampledPolicy, rate_one_by_one
 from stam.model.teacher import TeacherOutput
 from stam.settings import RunConfig, TrainingConfig
 
@@ -124,3 +125,54 @@ def test_half_precision_trains_all_that_single_trains():
             pass
         moved.append({n for n, value in made.agent.named_parameters() if not value.equal(before[n])})
     assert moved[0] == moved[1]
+
+
+@pytest.mark.parametrize(("num_steps", "encoded"), [(5, 4), (3, 3), (1, 1)])
+def test_exploring_encodes_only_what_a_decision_follows(scenes, monkeypatch, num_steps, encoded):
+    """Neither the last glimpse nor what the classifiers would say changes where an episode looks."""
+    images, _, _, first = scenes
+    torch.manual_seed(2)
+    agent = Agent(CAUSAL).train()
+    policy = SampledPolicy(agent.actor, 2.0)
+    sense = sense_images(images, agent.grid)
+    with torch.no_grad():
+        episode = list(rollout(agent, sense, 5, first, policy, torch.Generator().manual_seed(3)))
+    remembered, classified = [], []
+    remember = agent.core.remember
+    monkeypatch.setattr(agent.core, "remember", lambda *given: remembered.append(1) or remember(*given))
+    monkeypatch.setattr(agent.core, "classify", lambda *given: classified.append(1))
+    generator = torch.Generator().manual_seed(3)
+    path = one_pass.explore(agent, images, first, policy, generator, num_steps, 5)
+    assert len(remembered) == encoded and not classified
+    visited = torch.stack([step.location for step in episode], dim=1)
+    assert path.locations.equal(visited[:, : min(num_steps + 1, 5)])
+    assert path.memory.cache.shape[4] == encoded * agent.grid.patches_per_glimpse
+
+
+def test_actor_and_critic_are_asked_once_for_all_steps_where_they_can_answer(scenes):
+    images, labels, target, first = scenes
+    torch.manual_seed(2)
+    agent = Agent(CAUSAL).train()
+    agent.add_critic()
+    asked = []
+
+    class AtOnce:
+        def __init__(self, name, module):
+            self.name, self.module = name, module
+
+        def __call__(self, *given):
+            return self.module(*given)
+
+        def at_each_step(self, states, candidates=None):
+            asked.append((self.name, len(states)))
+            if candidates is None:
+                return torch.stack([self.module(state) for state in states])
+            return rate_one_by_one(self.module, states, candidates)
+
+    policy = SampledPolicy(AtOnce("actor", agent.actor), 2.0)
+    path = one_pass.explore(agent, images, first, policy, torch.Generator(), 5, 5)
+    taken = one_pass.retrace(agent, images, path, policy, None)
+    looker = fuse(agent)
+    looker.critic = AtOnce("critic", Agent(CAUSAL).train().add_critic())
+    one_pass.path_losses(Objective(5), looker, taken, labels, target, ValueNormaliser(5))
+    assert asked == [("actor", 4), ("critic", 4)]

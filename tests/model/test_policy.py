@@ -2,10 +2,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stam.errors import ConfigError, StamError
+from stam.model.actor_critic import Actor
 from stam.model.orders import ORDERS
 from stam.model.policy import POLICIES, GreedyPolicy, RandomPolicy, SampledPolicy, make_policy
 from stam.scene.grid import Grid
@@ -164,3 +166,17 @@ def test_probabilities_cover_what_is_unseen_and_agree_with_the_choice(name):
 def test_an_agent_without_an_actor_says_so():
     with pytest.raises(StamError, match="without an actor"):
         make_policy("learned", Grid(4, 2, 1))
+
+
+def test_log_probabilities_of_a_path_are_those_of_its_steps():
+    torch.manual_seed(0)
+    actor = Actor(num_locations=9, width=4, hidden=8).train()
+    torch.nn.init.normal_(actor.location_embedding)
+    policy, states = SampledPolicy(actor, 3.0), torch.randn(4, 5, 8)
+    order = torch.stack([torch.randperm(9) for _ in range(5)])
+    seen = torch.stack([F.one_hot(order[:, :count], 9).sum(dim=1).bool() for count in range(1, 5)])
+    locations = order[:, 1:5].t()
+    found = policy.log_probabilities_of(locations, states, seen)
+    for step in range(4):
+        each = policy.log_probabilities(states[step], seen[step], step + 1)
+        torch.testing.assert_close(found[step], each.gather(1, locations[step][:, None])[:, 0])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stam.fast import kernels
-from stam.fast.cuda_transformer import attend_within, embed, through_blocks
+from stam.fast.cuda_transformer import attend_within, embed, through_blocks, token_table
 from stam.model.causal import CausalCore, CausalMemory, causal_mask
 from stam.model.randomness import Randomness
 from stam.model.vit import Attention, Block
@@ -21,10 +21,11 @@ class _Rows:
     Attributes:
         values: (depth, batch, room, 2 width), in half precision.
         count: How many rows are taken, by the longest of the memories that share it.
+        table: What tokens start from (`token_table`), where it has been made: an episode needs it once.
     """
 
-    def __init__(self, values: Tensor, count: int) -> None:
-        self.values, self.count = values, count
+    def __init__(self, values: Tensor, count: int, table: Tensor | None = None) -> None:
+        self.values, self.count, self.table = values, count, table
 
     def with_room(self, taken: int, more: int) -> "_Rows":
         """Returns rows that begin as these, with room for more after `taken`.
@@ -37,7 +38,7 @@ class _Rows:
             return self
         larger = self.values.new_empty(depth, batch, 2 * (taken + more), width)
         larger[:, :, :taken] = self.values[:, :, :taken]
-        return _Rows(larger, taken)
+        return _Rows(larger, taken, self.table)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,9 @@ class FusedCausalCore:
             rows, lengths = self.no_rows(batch, 4 * new, patches.device), torch.zeros_like(owners)
         else:
             rows, lengths = memory.rows.with_room(memory.count, new), memory.lengths
-        features = self.step(patches, positions, rows.values, owners, lengths)
+        if rows.table is None:
+            rows.table = token_table(core)
+        features = self.step(patches, positions, rows.values, owners, lengths, table=rows.table)
         rows.count += new
         return FusedCausalMemory(rows, rows.count, lengths + new, features)
 
@@ -119,6 +122,7 @@ class FusedCausalCore:
         owners: Int[Tensor, " batch"],
         lengths: Int[Tensor, " batch"],
         grows: bool = True,
+        table: Tensor | None = None,
     ) -> Float[Tensor, "batch 2 width"]:
         """Encodes the patches of one glimpse, given those before; keeps their keys and values.
 
@@ -129,6 +133,7 @@ class FusedCausalCore:
             owners: At which place those of each sample lie.
             lengths: How many patches of each sample come before.
             grows: Whether to keep those of the new patches too.
+            table: The core's `token_table`, where it has been made.
         """
         from stam.fast.kernels.cached_attention import Kept, linear_cached_attention
 
@@ -139,7 +144,8 @@ class FusedCausalCore:
             weight, bias = attention.qkv.weight, attention.qkv.bias
             return linear_cached_attention(x, weight, bias, attention.num_heads, kept)[:, :num_queries]
 
-        return through_blocks(core, embed(core, patches, positions), core.num_readout, attend)
+        x = embed(core, patches, positions, table=table)
+        return through_blocks(core, x, core.num_readout, attend)
 
     def read(
         self, memory: FusedCausalMemory | CausalMemory, drop_masks: Tensor | None = None

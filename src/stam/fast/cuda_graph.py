@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from stam.fast.cuda import rounded_weights
+from stam.fast.cuda_policy import fuse_policy
 from stam.model.agent import Looker
 from stam.model.episode import Trace
 from stam.model.policy import Policy
@@ -142,7 +143,7 @@ class GraphedLook:
             # rounded weights that are kept belong to whoever looked first, not to the graph
             rounding = torch.autocast(images.device.type, dtype, enabled, cache_enabled=False)
             with rounding, rounded_weights(agent) if enabled else nullcontext():
-                trace = agent.look_from(images, num_glimpses, first_location, policy(*more))
+                trace = agent.look_from(images, num_glimpses, first_location, fuse_policy(policy(*more)))
             return trace.locations, trace.class_logits, trace.distill_logits, trace.probabilities
 
         self._look = GraphedFunction(look)

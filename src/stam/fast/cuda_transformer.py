@@ -56,14 +56,21 @@ def through_blocks(
     return _add_norm(x, branch, vit.norm)[1]
 
 
-def embed(vit: VisionTransformer, patches: Tensor, positions: Tensor, steps: int = 1) -> Tensor:
+def embed(
+    vit: VisionTransformer, patches: Tensor, positions: Tensor, steps: int = 1, table: Tensor | None = None
+) -> Tensor:
     """Returns what the transformer starts from, in half precision, with the read-out tokens of each step."""
     from stam.fast.kernels import embedding
 
-    weight, bias = vit.patch_embed.proj.weight, vit.patch_embed.proj.get_parameter("bias")
+    table = token_table(vit, steps) if table is None else table
+    return embedding.embed(patches, vit.patch_embed.proj.weight, table, positions, steps * vit.num_readout)
+
+
+def token_table(vit: VisionTransformer, steps: int = 1) -> Float[Tensor, "rows width"]:
+    """Returns the read-out tokens of each step, then what is added to the patch at each position."""
     readout = vit.readout_tokens()[0].repeat(steps, 1)
-    table = torch.cat((readout, vit.pos_embed[0, vit.num_readout :] + bias))
-    return embedding.embed(patches, weight, table, positions, len(readout))
+    bias = vit.patch_embed.proj.get_parameter("bias")
+    return torch.cat((readout, vit.pos_embed[0, vit.num_readout :] + bias))
 
 
 @dataclass(frozen=True)
@@ -97,17 +104,22 @@ def _add_norm(x: Tensor, branch: _Branch | None, norm: nn.LayerNorm) -> tuple[Te
 
 def attend_within(mask: Tensor | None) -> Attend:
     """Returns attention among the tokens alone, of those that a mask lets see each other."""
-    return lambda index, attention, x, num_queries: _attend(attention, x, num_queries, mask)
+    tiles: list[Tensor] = []  # the mask as the kernels want it, made in the first block for all
+    return lambda index, attention, x, num_queries: _attend(attention, x, num_queries, mask, tiles)
 
 
-def _attend(attention: Attention, x: Tensor, num_queries: int | None, mask: Tensor | None) -> Tensor:
+def _attend(
+    attention: Attention, x: Tensor, num_queries: int | None, mask: Tensor | None, tiles: list[Tensor]
+) -> Tensor:
     """Returns what attention gives for the first tokens, but for its projection."""
-    from stam.fast.kernels.attention import fits, linear_attention
+    from stam.fast.kernels.attention import fits, linear_attention, tile_of
 
     (tokens, width), heads = x.shape[1:], attention.num_heads
     weight, bias = attention.qkv.weight, attention.qkv.bias
     if fits(width // heads, tokens):  # faster for all tokens than torch's for a few
-        return linear_attention(x, weight, bias, heads, mask)[:, :num_queries]
+        if mask is not None and not tiles:
+            tiles.append(tile_of(mask))
+        return linear_attention(x, weight, bias, heads, tiles[0] if tiles else None)[:, :num_queries]
     query = F.linear(x[:, :num_queries], weight[:width], bias[:width])
     key, value = F.linear(x, weight[width:], bias[width:]).chunk(2, dim=2)
     query, key, value = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in (query, key, value))

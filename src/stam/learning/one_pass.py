@@ -7,7 +7,7 @@ policy looks; then in one pass with gradient, which gives every step's belief at
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ from stam.learning.objective import Objective, ValueNormaliser, normalise_reward
 from stam.model.agent import Looker
 from stam.model.belief import Belief
 from stam.model.episode import Step, rollout, sense_images
-from stam.model.policy import Policy, SampledPolicy
+from stam.model.policy import Decision, Policy, SampledPolicy
 from stam.model.randomness import Randomness
 from stam.model.teacher import TeacherOutput
+from stam.scene.grid import Grid
 from stam.shapes import Float, Int
 
 
@@ -28,9 +29,9 @@ class Path:
     """Where an episode looked.
 
     Attributes:
-        steps: Its steps, without gradient and without memory.
+        steps: Its steps, without gradient, memory or logits.
         locations: Where it looked, and where it would have looked next if it went on.
-        memory: What the agent remembered after the last step.
+        memory: What the agent remembers of all glimpses but the last, which nothing was decided from.
     """
 
     steps: list[Step]
@@ -61,13 +62,43 @@ def explore(
     """
     sense = sense_images(images, agent.grid)
     steps, memory = [], None
-    for step in islice(rollout(agent, sense, num_glimpses, first_location, policy, generator), num_steps):
+    explorer = _Explorer(agent, max(1, min(num_steps, num_glimpses - 1)))
+    for step in islice(rollout(explorer, sense, num_glimpses, first_location, policy, generator), num_steps):
         memory = step.memory
         steps.append(replace(step, memory=None, next_memory=None))
     locations = [step.location for step in steps]
     if steps[-1].decision is not None:
         locations.append(steps[-1].decision.location)
     return Path(steps, torch.stack(locations, dim=1), memory)
+
+
+class _Explorer:
+    """An agent in an episode of which only the locations matter.
+
+    It classifies nothing, and encodes no glimpse that no decision follows: the state after that one is the
+    state before it.
+    """
+
+    def __init__(self, agent: Looker, num_encoded: int) -> None:
+        self._agent, self._left = agent, num_encoded
+
+    @property
+    def grid(self) -> Grid:
+        return self._agent.grid
+
+    def remember(self, memory: Any, glimpses: Tensor, locations: Tensor) -> Any:
+        if self._left == 0:
+            return memory
+        self._left -= 1
+        return self._agent.remember(memory, glimpses, locations)
+
+    def sample_drop_path(self, batch_size: int, generator: Randomness = None) -> Tensor | None:
+        return self._agent.sample_drop_path(batch_size, generator)
+
+    def believe(self, memory: Any, drop_masks: Tensor | None = None) -> Belief:
+        state = self._agent.core.read(memory, drop_masks).flatten(1)
+        none = state.new_empty(len(state), 0)
+        return Belief(state, none, none)
 
 
 @dataclass(frozen=True)
@@ -93,14 +124,29 @@ def retrace(
     """Takes the steps of a path again in one pass with gradient."""
     glimpses = agent.grid.cut(images, path.locations)
     beliefs = agent.believe_all(glimpses, path.locations, drop_masks)
-    steps = []
-    for taken, belief in zip(path.steps, beliefs, strict=False):
-        decision = taken.decision
-        if decision is not None and decision.log_probability is not None:
-            assert isinstance(policy, SampledPolicy)
-            decision = policy.decided(decision.location, belief.state, taken.seen, taken.num_glimpses)
-        steps.append(replace(taken, belief=belief, drop_masks=drop_masks, decision=decision))
+    decisions = _decide_again(path, policy, beliefs)
+    steps = [
+        replace(taken, belief=belief, drop_masks=drop_masks, decision=decision)
+        for taken, belief, decision in zip(path.steps, beliefs, decisions, strict=False)
+    ]
     return Retraced(steps, beliefs)
+
+
+def _decide_again(path: Path, policy: Policy, beliefs: Sequence[Belief]) -> list[Decision | None]:
+    """Returns the decision after each step, those that are learned from with their present probability."""
+    decisions = [step.decision for step in path.steps]
+    learned = [each for each in decisions if each is not None and each.log_probability is not None]
+    if not learned:
+        return decisions
+    assert isinstance(policy, SampledPolicy)
+    count = len(learned)
+    log_probabilities = policy.log_probabilities_of(
+        path.locations[:, 1 : count + 1].t(),
+        torch.stack([belief.state for belief in beliefs[:count]]),
+        torch.stack([step.seen for step in path.steps[:count]]),
+    )
+    again = [replace(one, log_probability=now) for one, now in zip(learned, log_probabilities, strict=True)]
+    return [*again, *decisions[count:]]
 
 
 def path_losses(
@@ -161,7 +207,7 @@ def _actor_critic(
     """
     count = len(log_probabilities)
     steps, valued = slice(0, count), min(count, num_glimpses - 2)  # no reward follows the last glimpse
-    value = torch.stack([critic(belief.state) for belief in beliefs[:count]])
+    value = step_values(critic, torch.stack([belief.state for belief in beliefs[:count]]))
     with torch.no_grad():
         rewards = -_joined(beliefs[1:]).divergence_from(log_q.repeat(count, 1)).view(count, -1)
         targets = normalise_rewards(rewards)
@@ -177,6 +223,24 @@ def _actor_critic(
         "critic": error.abs().mean(dim=1),
         "reward": rewards.mean(dim=1),
     }
+
+
+@runtime_checkable
+class StepCritic(Protocol):
+    """A critic that can predict the returns after all steps of an episode at once."""
+
+    def at_each_step(self, states: Tensor) -> Tensor:
+        """Returns what it predicts after each step, by the batch statistics of that step."""
+        ...
+
+
+def step_values(
+    critic: Callable[[Tensor], Tensor], states: Float[Tensor, "steps batch features"]
+) -> Float[Tensor, "steps batch"]:
+    """Returns the critic's output after each step; its batch norm takes each step by itself."""
+    if isinstance(critic, StepCritic):
+        return critic.at_each_step(states)
+    return torch.stack([critic(state) for state in states])
 
 
 def _joined(beliefs: Sequence[Belief]) -> Belief:

@@ -22,6 +22,7 @@ from stam.data.scenes import run_length
 from stam.fast import cuda
 from stam.fast.bf16_weights import Bf16Weights
 from stam.fast.cuda_graph import GraphedFunction, Pipeline
+from stam.fast.cuda_policy import FusedSampledPolicy
 from stam.fast.known import unknown_part
 from stam.learning import distributed, one_pass
 from stam.learning.averaging import averaged_state, moving_average
@@ -319,7 +320,8 @@ class AgentLearner(Learner):
         """Returns the policy to train with: sampled if it is learned, otherwise the agent's fixed one."""
         if self.looker.actor is None:
             return self.looker.policy()
-        make_policy = ExploringPolicy if self.learns_gains else SampledPolicy
+        sampled = FusedSampledPolicy if isinstance(self.looker, cuda.FusedLooker) else SampledPolicy
+        make_policy = ExploringPolicy if self.learns_gains else sampled
         return make_policy(self.looker.actor, self.tau)
 
     def learning_rates(self, epoch: int) -> dict[str, float]:

@@ -54,6 +54,8 @@ def kl_divergence(
     return (log_p.exp() * (log_p - log_q.clamp_min(SMALLEST_LOG_PROBABILITY))).sum(dim=1)
 
 
-def is_confident(probabilities: Float[Tensor, "*batch classes"], threshold: float) -> Bool[Tensor, "*batch"]:
+def is_confident(
+    probabilities: Float[Tensor, "*batch classes"], threshold: float | Tensor
+) -> Bool[Tensor, "*batch"]:
     """Tells where looking may stop: the largest probability is above the threshold (the paper's gamma)."""
     return probabilities.amax(dim=-1) > threshold

@@ -6,7 +6,8 @@ none of which is chosen again. `choose` returns the location alone. `POLICIES` l
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -190,12 +191,23 @@ class SampledPolicy(Policy):
         location = self.pick(log_probabilities, generator)
         return Decision(location, log_probabilities.gather(1, location[:, None]).squeeze(1))
 
-    def decided(
-        self, location: Int[Tensor, " batch"], state: State, seen: Seen, num_seen: int | None = None
-    ) -> Decision:
-        """Returns a decision made before, with its log-probability in this state."""
-        log_probabilities = self.log_probabilities(state, seen, num_seen)
-        return Decision(location, log_probabilities.gather(1, location[:, None]).squeeze(1))
+    def log_probabilities_of(
+        self,
+        locations: Int[Tensor, "steps batch"],
+        states: Float[Tensor, "steps batch features"],
+        seen: Bool[Tensor, "steps batch locations"],
+    ) -> Float[Tensor, "steps batch"]:
+        """Returns log pi of decisions made before, one after each of the first steps of an episode.
+
+        Only the actor takes one step after the other, as its batch norm runs over the candidates of a step.
+        """
+        seen, location = seen.flatten(0, 1), locations.flatten()[:, None]
+        candidates, _ = unseen_candidates(seen, num_seen=1)
+        filler = seen.gather(1, candidates)  # after the first step there are fewer
+        logits = rate_each_step(self.actor, states, candidates.unflatten(0, locations.shape)).flatten(0, 1)
+        logits = scale_logits(logits.float().masked_fill(filler, 0), self.tau).masked_fill(filler, -torch.inf)
+        place = (candidates == location).int().argmax(dim=1, keepdim=True)
+        return logits.log_softmax(dim=1).gather(1, place).view(locations.shape)
 
     def weights(self, state: State, seen: Seen) -> PerLocation:
         """The distribution it draws from."""
@@ -233,6 +245,43 @@ class FirstThen(Policy):
         """Those of the policy that decides next."""
         is_over = seen.sum(dim=1, keepdim=True) >= self.num_first
         return torch.where(is_over, self.then.weights(state, seen), self.first.weights(state, seen))
+
+
+@runtime_checkable
+class StepScorer(Protocol):
+    """An actor that can rate the candidates of all steps of an episode at once."""
+
+    def at_each_step(self, states: Tensor, candidates: Tensor) -> Tensor:
+        """Returns what `rate_each_step` does."""
+        ...
+
+
+def rate_each_step(
+    actor: Scorer,
+    states: Float[Tensor, "steps batch features"],
+    candidates: Int[Tensor, "steps batch candidates"],
+) -> Float[Tensor, "steps batch candidates"]:
+    """Returns an actor's logits after each step of an episode.
+
+    After each step there is one candidate fewer. What lies behind a sample's candidates is not rated: its
+    logits are 0.
+    """
+    rate = actor.at_each_step if isinstance(actor, StepScorer) else partial(rate_one_by_one, actor)
+    return rate(states, candidates)
+
+
+def rate_one_by_one(
+    actor: Scorer,
+    states: Float[Tensor, "steps batch features"],
+    candidates: Int[Tensor, "steps batch candidates"],
+) -> Float[Tensor, "steps batch candidates"]:
+    """Returns what `rate_each_step` does, by asking the actor after each step."""
+    widest = candidates.shape[2]
+    each = [
+        actor(state, chosen[:, : widest - step])
+        for step, (state, chosen) in enumerate(zip(states, candidates, strict=True))
+    ]
+    return torch.stack([F.pad(logits, (0, step)) for step, logits in enumerate(each)])
 
 
 def scale_logits(

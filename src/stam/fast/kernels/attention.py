@@ -93,7 +93,7 @@ def fits(head_width: int, tokens: int) -> bool:
 
 
 def linear_attention(
-    x: Tensor, weight: Tensor, bias: Tensor, num_heads: int, mask: Tensor | None = None
+    x: Tensor, weight: Tensor, bias: Tensor, num_heads: int, tile: Tensor | None = None
 ) -> Tensor:
     """Returns softmax(q k' / sqrt(d)) v of each head, with q, k and v from one linear layer.
 
@@ -102,14 +102,16 @@ def linear_attention(
         weight: (3 width, width).
         bias: (3 width,).
         num_heads: See `fits`.
-        mask: Which tokens (rows) see which (columns); all by default.
+        tile: Which tokens see which, `tile_of` a mask; all by default.
     """
-    tile = None if mask is None else _tile_of(mask)
     return _LinearAttention.apply(*in_half(x, weight, bias), num_heads, tile)
 
 
-def _tile_of(mask: Tensor) -> Tensor:
-    """Returns a mask as large as the tile; rows beyond the last token see the first: none is empty."""
+def tile_of(mask: Tensor) -> Tensor:
+    """Returns which tokens (rows) see which (columns), as large as the kernel's tile.
+
+    Rows beyond the last token see the first: none is empty.
+    """
     tokens, block = len(mask), _block(len(mask))
     tile = mask.new_zeros((block, block), dtype=torch.int8)
     tile[:tokens, :tokens] = mask
