@@ -81,7 +81,9 @@ def main() -> None:
         flush=True,
     )
     begun = time.monotonic()
-    agent = experiment.begin(chosen, given.out, given.recipe, splits=fitted.splits)
+    agent = experiment.begin(
+        chosen, given.out, given.recipe, splits=fitted.splits, fit_to_time=fitted.fit_to_time(chosen)
+    )
     seconds = time.monotonic() - began
     print(f"trained in {time.monotonic() - begun:.0f} s, {seconds:.0f} s in all", flush=True)
     settings = {"seconds": seconds, "minutes": given.minutes, "core": chosen.agent.core, "set": given.set}

@@ -188,3 +188,51 @@ def test_a_given_teacher_costs_nothing(small):
     assert time.teacher == 0
     batches = plan(20, config).num_batches()
     assert time.agent == pytest.approx(batches * (0.1 + 0.01 * config.training.batch_size))
+
+
+def fit_in(seconds: float, monkeypatch, images, look: float = 0.0) -> fitting.Fit:
+    """A fit with so many seconds left, at a second an image; looking at a validation image takes `look`."""
+    monkeypatch.setattr(fitting.time, "monotonic", lambda: 1000.0)
+    speed = Speed(Cost(0.0, 0.0, 1.0), None, look)
+    choice = choose(get_recipe("tiny"), survey(len(images.train)))
+    return fitting.Fit(choice, speed, images, "", 1000.0 + seconds, most_epochs=100)
+
+
+@pytest.fixture
+def images(tmp_path):
+    return open_scenes(str(make_image_folder(tmp_path / "images")))
+
+
+def test_epochs_follow_the_speed_of_the_first_ones(monkeypatch, images):
+    fitted = fit_in(100.0, monkeypatch, images)
+    epochs = fitted.fit_to_time(fitted.choice.config)
+    assert epochs(3, 4.0) == 3 + 25
+    assert epochs(3, 2.0) == 3 + 50
+    assert epochs(3, 0.1) == 100, "more has not helped"
+    assert epochs(3, 400.0) == 4, "one more: the last epoch is validated and saved"
+
+
+def test_validations_are_as_slow_as_epochs(monkeypatch, images):
+    num_images = len(images.train)
+    fitted = fit_in(30.0 * num_images, monkeypatch, images, look=num_images / len(images.val))
+    config = fitted.choice.config
+    training = dataclasses.replace(
+        config.training, epochs=32, batch_size=num_images, epoch_share=1.0, validate_every=10
+    )
+    config = dataclasses.replace(config, training=training)
+    # an epoch was expected to take as long as a validation; both take twice that
+    assert fitted.fit_to_time(config)(3, 2.0 * num_images) == 3 + 13
+
+
+def test_without_a_time_the_epochs_stay(monkeypatch, images):
+    fitted = dataclasses.replace(fit_in(100.0, monkeypatch, images), deadline=None)
+    assert fitted.fit_to_time(fitted.choice.config) is None
+
+
+def test_features_that_know_the_classes_are_changed_gently():
+    known, unknown = (
+        choose(get_recipe("tiny"), survey(8000, separable=share)).config for share in (0.99, 0.5)
+    )
+    assert known.training.base_lr < unknown.training.base_lr / 3
+    gentle, usual = known.teacher_training, unknown.teacher_training
+    assert gentle.base_lr < usual.base_lr / 10 and usual.base_lr == usual.head_lr == gentle.head_lr

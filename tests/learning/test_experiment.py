@@ -3,13 +3,15 @@
 import dataclasses
 
 import pytest
+import torch
 from images import make_image_folder
 
 import stam
 from stam.config import AgentConfig
 from stam.errors import ConfigError, DataError, WeightsError
 from stam.learning import experiment
-from stam.learning.runs import RunError, RunFolder
+from stam.learning.finetuning import build_student
+from stam.learning.runs import RunError, RunFolder, read_metrics
 from stam.settings import AugmentConfig, DataConfig, RunConfig, TeacherConfig, TrainingConfig
 from stam.weights import load_teacher_folder
 
@@ -74,3 +76,44 @@ def test_an_agent_can_start_as_its_teacher(config, tmp_path, capsys):
         dataclasses.replace(
             config, teacher_training=dataclasses.replace(config.teacher_training, model="timm:resnet18")
         )
+
+
+@pytest.mark.parametrize("epochs", [5, 9])
+def test_the_number_of_epochs_follows_the_speed_and_is_resumed_with(config, tmp_path, epochs):
+    training = dataclasses.replace(config.training, epochs=7, tau_epochs=7, validate_every=1)
+    config = dataclasses.replace(config, training=training)
+    experiment.begin_teacher(config, tmp_path / "teacher")
+    config = dataclasses.replace(config, teacher=str(tmp_path / "teacher"))
+    timed = []
+
+    def fit_to_time(done: int, seconds: float) -> int:
+        timed.append((done, seconds > 0))
+        return epochs
+
+    experiment.begin(config, tmp_path / "whole", fit_to_time=fit_to_time)
+    assert timed == [(3, True)]
+    assert RunFolder(tmp_path / "whole").config().training.epochs == epochs
+    assert RunFolder(tmp_path / "whole").config().training.tau_epochs == epochs
+    whole = read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    assert [each["epoch"] for each in whole] == list(range(epochs))
+
+    def stop(metrics: dict) -> None:
+        if metrics["epoch"] == 4:
+            raise RuntimeError("a power failure")
+
+    with pytest.raises(RuntimeError, match="power failure"):
+        experiment.begin(config, tmp_path / "cut", loggers=(stop,), fit_to_time=fit_to_time)
+    experiment.resume(tmp_path / "cut")
+    assert read_metrics(tmp_path / "cut" / "metrics.jsonl") == whole
+
+
+def test_a_teachers_classifier_can_learn_while_its_features_stay(config, tmp_path):
+    how = dataclasses.replace(config.teacher_training, base_lr=0.0, min_lr=0.0, head_lr=1e-2)
+    config = dataclasses.replace(config, teacher_training=how)
+    torch.manual_seed(how.seed)
+    begun, _ = build_student(how, config.agent, "none", ("class0", "class1", "class2"))
+    taught = experiment.begin_teacher(config, tmp_path / "teacher").model
+    assert taught.blocks[0].attn.qkv.weight.equal(begun.blocks[0].attn.qkv.weight)
+    assert not taught.head.weight.equal(begun.head.weight)
+    (metrics,) = read_metrics(tmp_path / "teacher" / "metrics.jsonl")
+    assert metrics["lr/model"] == 0 and metrics["lr/head"] > 0

@@ -124,7 +124,7 @@ def run(arguments: list[str]) -> None:
             given = experiment.with_fitting_batches(config_of(parsed), len(fitted.splits.train))
             if distributed.rank() == 0:
                 explain(fitted, given)
-            experiment.begin(given, out, recipe, loggers, fitted.splits)
+            experiment.begin(given, out, recipe, loggers, fitted.splits, fitted.fit_to_time(given))
         else:
             experiment.begin(config_of(parsed), out, recipe, loggers)
         if distributed.rank() == 0:

@@ -18,7 +18,7 @@ from stam.learning.finetuning import Student, build_student, finetune
 from stam.learning.loop import MetricLogger, Plan
 from stam.learning.optimisation import choose_device
 from stam.learning.runs import RunError, RunFolder, read_metrics
-from stam.learning.training import train
+from stam.learning.training import FitToTime, train
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher, require_features
 from stam.settings import REMOVED, DataConfig, RunConfig, TeacherConfig, TrainingConfig
@@ -35,6 +35,7 @@ def begin(
     recipe: str = "custom",
     loggers: Loggers = (),
     splits: Splits | None = None,
+    fit_to_time: FitToTime | None = None,
 ) -> Agent:
     """Trains an agent in a new run folder, fine-tuning a teacher first where none is named.
 
@@ -47,6 +48,7 @@ def begin(
         recipe: What the record of the run calls the configuration.
         loggers: Called with every epoch's metrics, beside `metrics.jsonl`.
         splits: The data, where `open_data` has opened it already.
+        fit_to_time: Changes the number of epochs once the speed is known, as in `training.train`.
 
     Raises:
         StamError: The run cannot begin as asked; no folder was made.
@@ -60,7 +62,7 @@ def begin(
     agent, teacher = _start(config, splits)
     config = dataclasses.replace(config, agent=agent.config)
     folder, restarted = _make_folder(out, recipe, config, splits.record)
-    return _train(folder, config, agent, teacher, splits, restarted, loggers)
+    return _train(folder, config, agent, teacher, splits, restarted, loggers, fit_to_time)
 
 
 def resume(out: str | Path, loggers: Loggers = ()) -> Agent:
@@ -327,13 +329,14 @@ def _train(
     splits: Splits,
     resumed: bool,
     loggers: Loggers,
+    fit_to_time: FitToTime | None = None,
 ) -> Agent:
     """Fine-tunes a teacher where there is none, then trains the agent."""
     if not isinstance(teacher, Teacher):
         teacher = _own_teacher(folder, config, teacher, splits)
         if config.start_from_teacher:
             copy_teacher(teacher, agent)
-    return train(folder, config, agent, teacher, splits.train, splits.val, resumed, loggers)
+    return train(folder, config, agent, teacher, splits.train, splits.val, resumed, loggers, fit_to_time)
 
 
 def _own_teacher(folder: RunFolder, config: RunConfig, student: Student, splits: Splits) -> Teacher:

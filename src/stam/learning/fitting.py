@@ -17,6 +17,8 @@ from stam.learning.experiment import open_data, with_classes
 from stam.learning.finetuning import build_student
 from stam.learning.optimisation import choose_device
 from stam.learning.survey import Survey, look_at
+from stam.learning.training import FitToTime
+from stam.learning.training import plan as training_plan
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.settings import RunConfig
@@ -39,16 +41,47 @@ class Fit:
         speed: What was measured.
         splits: The images, opened and checked.
         note: What to know of the time, for a person to read; may be empty.
+        deadline: When everything must be done (`time.monotonic`); `None` where there is no such time.
+        most_epochs: More than those are not trained, even if there is time.
     """
 
     choice: Choice
     speed: Speed
     splits: Splits
     note: str
+    deadline: float | None = None
+    most_epochs: int = 0
 
     def expected(self, config: RunConfig) -> ExpectedTime:
         """Returns how long a training takes, of these images on this machine."""
         return expected_time(config, self.speed, len(self.splits.train), len(self.splits.val))
+
+    def fit_to_time(self, config: RunConfig) -> FitToTime | None:
+        """Returns what changes the number of epochs of a training so that it ends in time.
+
+        A speed that is measured on a few batches can be wrong, and a machine can get other work. So the
+        speed of the first epochs is compared with it.
+        """
+        deadline = self.deadline
+        if deadline is None:
+            return None
+        training = config.training
+        validation = min(len(self.splits.val), training.validation_images) * self.speed.look
+
+        num_batches = training_plan(len(self.splits.train), config).num_batches()
+        an_epoch = self.speed.agent.of(num_batches, training.batch_size) / training.epochs
+
+        def fitting_epochs(done: int, seconds: float) -> int:
+            left = deadline - time.monotonic()
+
+            def needed(epochs: int) -> float:
+                validations = math.ceil(epochs / training.validate_every) - done // training.validate_every
+                return (epochs - done) * seconds + validations * validation * seconds / an_epoch
+
+            possible = range(done + 1, self.most_epochs + 1)
+            return max((epochs for epochs in possible if needed(epochs) <= left), default=done + 1)
+
+        return fitting_epochs
 
 
 def default_core(device: str) -> str:
@@ -90,7 +123,9 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
     if minutes is None and device.type != "cuda":
         minutes = CPU_MINUTES
     effort, teacher_effort, note = 1.0, 1.0, ""
+    most, deadline = 1.0, None
     if minutes is not None:
+        deadline = began + 60 * minutes * (1 - _KEPT_BACK)
         left = distributed.of_first(60 * minutes * (1 - _KEPT_BACK) - (time.monotonic() - began))
         spent = time.monotonic() - began
         useful = expected(_POOR_EFFORT, 1.0)
@@ -114,7 +149,8 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
         elif not given:
             note = f"a CPU is given {minutes:g} minutes; --minutes N gives it more or less"
     choice = choose(config, survey, effort, teacher_effort, feature_weight)
-    return Fit(choice, speed, splits, note)
+    most_epochs = round(choice.config.training.epochs * most / effort)
+    return Fit(choice, speed, splits, note, deadline, most_epochs)
 
 
 def _find_teacher(

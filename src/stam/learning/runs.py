@@ -40,7 +40,7 @@ from stam.files import (
     write_atomically,
 )
 from stam.learning.distributed import job, was_restarted
-from stam.settings import DataConfig, RunConfig
+from stam.settings import DataConfig, RunConfig, TrainingConfig
 from stam.weights.locate import RUN_FILE, FoundAgent
 
 try:
@@ -171,6 +171,12 @@ class RunFolder:
             record["config"][part] = record["config"].get(part, {}) | values
         earlier = [*record["extended_from"], epochs_before]
         save_content(self.record_file, json.dumps(record | {"extended_from": earlier}, indent=2) + "\n")
+
+    def change_epochs(self, training: TrainingConfig) -> None:
+        """Writes down that a training has another number of epochs than it was begun with."""
+        record = self.record()
+        record["config"]["training"] |= {"epochs": training.epochs, "tau_epochs": training.tau_epochs}
+        save_content(self.record_file, json.dumps(record, indent=2) + "\n")
 
     def record(self) -> dict[str, Any]:
         """Reads what the run is; its `config` as it was written, which `config()` brings up to date."""

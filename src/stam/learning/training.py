@@ -4,8 +4,10 @@ For every batch: the teacher looks at the whole images once, then the agent look
 updated after each, or where its core reads all steps in one pass, once at the end.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from sys import stderr
@@ -47,6 +49,11 @@ from stam.model.teacher import Teacher, TeacherOutput, require_features
 from stam.settings import RunConfig
 from stam.weights import save_agent
 
+_TIMED_EPOCHS = 3
+
+# takes how many epochs are done and the seconds of one; returns how many there shall be
+FitToTime = Callable[[int, float], int]
+
 
 def train(
     run: RunFolder,
@@ -57,6 +64,7 @@ def train(
     val_scenes: Scenes,
     resume: bool = False,
     loggers: tuple[MetricLogger, ...] = (),
+    fit_to_time: FitToTime | None = None,
 ) -> Agent:
     """Trains an agent in a run folder and returns the last one (or the average) in evaluation mode.
 
@@ -69,26 +77,42 @@ def train(
         val_scenes: What to choose the best checkpoint by.
         resume: Whether to go on from the run's saved state.
         loggers: Called with every epoch's metrics, beside `metrics.jsonl`.
+        fit_to_time: Changes the number of epochs once the speed is known from the first ones. A run that is
+            resumed keeps the number it has.
 
     Raises:
         Interrupted: Ctrl-C; the state was saved and `resume` goes on from it.
     """
     learner = AgentLearner(config, agent, teacher, val_scenes)
-    training = config.training
-    with only_one(run):
-        if resume:
-            restore(learner, run)
+
+    def run_until(epochs: int, called: str, also: tuple[MetricLogger, ...] = ()) -> None:
+        whole = plan(len(train_scenes), learner.config, run_length(train_scenes))
         run_loop(
             learner,
             run,
-            plan(len(train_scenes), config, run_length(train_scenes)),
+            replace(whole, epochs=epochs),
             train_scenes,
             config.data,
-            "training",
-            training.save_minutes,
+            called,
+            config.training.save_minutes,
             distributed.how_to_resume("train", run.path),
-            loggers,
+            (*loggers, *also),
         )
+
+    with only_one(run):
+        if resume:
+            restore(learner, run)
+        elif fit_to_time is not None and config.training.epochs > 2 * _TIMED_EPOCHS:
+            ends: list[float] = []
+            num_timed = max(_TIMED_EPOCHS, config.training.epochs // 10)
+            run_until(num_timed, "first epochs", (lambda _: ends.append(time.monotonic()),))
+            # the first epoch is not timed: kernels are compiled in it
+            seconds = (ends[-1] - ends[0]) / (num_timed - 1) if ends else 0.0
+            epochs = distributed.of_first(fit_to_time(num_timed, seconds))
+            learner.change_epochs(epochs)
+            if distributed.rank() == 0:
+                run.change_epochs(learner.settings)
+        run_until(learner.settings.epochs, "training")
     return learner.agent_to_use.eval()
 
 
@@ -323,6 +347,13 @@ class AgentLearner(Learner):
         sampled = FusedSampledPolicy if isinstance(self.looker, cuda.FusedLooker) else SampledPolicy
         make_policy = ExploringPolicy if self.learns_gains else sampled
         return make_policy(self.looker.actor, self.tau)
+
+    def change_epochs(self, epochs: int) -> None:
+        """Gives the training another number of epochs, in proportion to which its schedules go on."""
+        if epochs != self.settings.epochs:
+            tau_epochs = max(1, round(self.settings.tau_epochs * epochs / self.settings.epochs))
+            self.settings = replace(self.settings, epochs=epochs, tau_epochs=tau_epochs)
+            self.config = replace(self.config, training=self.settings)
 
     def learning_rates(self, epoch: int) -> dict[str, float]:
         """Returns the learning rate of each part in an epoch."""
