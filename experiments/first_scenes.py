@@ -8,7 +8,7 @@ where the agent's README has it.
 
     python experiments/first_scenes.py digits
     python experiments/first_scenes.py imagenette-tiny --mean 5.0
-    python experiments/first_scenes.py aid-tiny --mean 8.4
+    python experiments/first_scenes.py aid-tiny --mean 6.3
 """
 
 import argparse

@@ -421,7 +421,7 @@ def test_no_space_left(images, tmp_path, capsys, monkeypatch):
 def test_bare_and_wrong_commands_show_examples(capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main([])
-    assert stopped.value.code == 2 and "stam train digits" in capsys.readouterr().out
+    assert stopped.value.code == 2 and "stam train path/to/images" in capsys.readouterr().out
     assert "did you mean 'train'" in fails(capsys, "trian")
     cli.main(["--version"])
     assert stam.__version__ in capsys.readouterr().out
