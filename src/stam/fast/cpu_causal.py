@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stam.fast.cpu_layers import PackedBlock, PackedLinear, PackedNorm
-from stam.model.causal import CausalCore, CausalMemory
+from stam.model.causal import CausalCore
 from stam.model.randomness import Randomness
 from stam.model.vit import Block
 from stam.shapes import Float, Int
+
+_LEAST_ROOM = 24  # rows
 
 
 class _Rows:
@@ -26,7 +28,12 @@ class _Rows:
     def __init__(self, values: Tensor, count: int) -> None:
         self.values, self.count = values, count
 
-    def with_room(self, taken: int, more: int) -> "_Rows":
+    @staticmethod
+    def with_room_for(like: Tensor, depth: int, batch: int, count: int, width: int) -> "_Rows":
+        """Returns rows not written yet, with room for as many again after `count` of them."""
+        return _Rows(like.new_empty(depth, batch, max(_LEAST_ROOM, 2 * count), width), count)
+
+    def before(self, taken: int, more: int) -> "_Rows":
         """Returns rows of which the first are as these, and after which as many more can be written.
 
         They are these themselves, where nobody has written after `taken`; so a look copies nothing, and two
@@ -34,10 +41,10 @@ class _Rows:
         """
         if self.count == taken and taken + more <= self.values.shape[2]:
             return self
-        depth, batch, _, both = self.values.shape
-        larger = self.values.new_empty(depth, batch, 2 * (taken + more), both)
-        larger[:, :, :taken] = self.values[:, :, :taken]
-        return _Rows(larger, taken)
+        depth, batch, _, width = self.values.shape
+        larger = _Rows.with_room_for(self.values, depth, batch, taken + more, width)
+        larger.values[:, :, :taken] = self.values[:, :, :taken]
+        return larger
 
 
 @dataclass(frozen=True)
@@ -57,24 +64,33 @@ class PackedCausalMemory:
     padding: Int[Tensor, " batch"] | None = None
 
     def select(self, samples: Int[Tensor, " kept"]) -> "PackedCausalMemory":
-        """Returns the memory of some samples."""
-        return self._of(self._plain().select(samples))
+        """Returns the memory of some samples, without padding that none of them needs."""
+        unused, padding = 0, None
+        if self.padding is not None and len(samples):
+            padding = self.padding[samples]
+            unused = int(padding.min())
+            padding = padding - unused if bool((padding > unused).any()) else None
+        count = self.count - unused
+        values = self.rows.values.narrow(2, unused, count).index_select(1, samples)
+        return PackedCausalMemory(_Rows(values, count), count, self.features[samples], padding)
 
     @staticmethod
     def join(memories: Sequence["PackedCausalMemory"]) -> "PackedCausalMemory":
         """Joins memories into one batch, of different numbers of glimpses too."""
-        return PackedCausalMemory._of(CausalMemory.join([memory._plain() for memory in memories]))
-
-    def _plain(self) -> CausalMemory:
-        both = self.rows.values[:, :, : self.count].unflatten(3, (2, 1, -1))  # as if of one head
-        cache = both.permute(0, 3, 1, 4, 2, 5)  # (depth, 2, B, 1, count, D)
-        return CausalMemory(cache, self.features, self.padding)
-
-    @staticmethod
-    def _of(memory: CausalMemory) -> "PackedCausalMemory":
-        values = memory.cache.permute(0, 2, 4, 1, 3, 5).flatten(3)
-        count = values.shape[2]
-        return PackedCausalMemory(_Rows(values, count), count, memory.features, memory.padding)
+        count = max(memory.count for memory in memories)
+        features = torch.cat([memory.features for memory in memories])
+        depth, _, _, width = memories[0].rows.values.shape
+        rows = _Rows.with_room_for(features, depth, len(features), count, width)
+        paddings = []
+        parts = rows.values.split([len(memory.features) for memory in memories], dim=1)
+        for memory, part in zip(memories, parts, strict=True):
+            missing = count - memory.count
+            part[:, :, :missing] = 0  # nobody attends to it, but what is not a number would still count
+            part[:, :, missing:count] = memory.rows.values[:, :, : memory.count]
+            own = torch.zeros(part.shape[1], dtype=torch.long) if memory.padding is None else memory.padding
+            paddings.append(own + missing)
+        padding = torch.cat(paddings)
+        return PackedCausalMemory(rows, count, features, padding if bool(padding.any()) else None)
 
 
 class PackedCausalCore:
@@ -94,6 +110,7 @@ class PackedCausalCore:
         self.readout = core.readout_tokens().detach().clone()
         blocks = [cast(Block, block) for block in core.blocks]
         self.blocks = [PackedBlock(block) for block in blocks]
+        self.num_heads, self.hidden_width = blocks[0].attn.num_heads, blocks[0].mlp.fc1.out_features
         self.norm = PackedNorm(core.norm)
         self.heads = tuple(PackedLinear(head.weight, head.bias) for head in (core.head, core.head_dist))
 
@@ -105,22 +122,51 @@ class PackedCausalCore:
     ) -> PackedCausalMemory:
         """Encodes the patches of one more glimpse, given those before."""
         batch, new = positions.shape
-        tokens = self.embed(patches) + F.embedding(positions, self.position_embedding)
-        x = torch.cat((tokens, self.readout.expand(batch, -1, -1)), dim=1)  # (B, p + R, D)
-        taken, padding = (0, None) if memory is None else (memory.count, memory.padding)
+        tokens = self.embed.added_to(F.embedding(positions, self.position_embedding), patches)
+        x = torch.cat((tokens, self.readout.expand(batch, -1, -1)), dim=1)  # (B, n, D) with n = p + R
+        num_new, width = x.shape[1:]
         if memory is None:
-            empty = x.new_empty(len(self.blocks), batch, 0, 2 * x.shape[2])
-            rows = _Rows(empty, 0).with_room(0, 4 * x.shape[1])
+            rows, taken, padding = _Rows(x.new_empty(len(self.blocks), batch, 0, 2 * width), 0), 0, None
         else:
-            rows = memory.rows.with_room(taken, x.shape[1])
-        mask = None
-        if padding is not None:
-            mask = (torch.arange(taken + x.shape[1]) >= padding[:, None])[:, None, None]
-        for block, cache in zip(self.blocks, rows.values.unbind(), strict=True):
-            num_queries = self.num_readout if block is self.blocks[-1] else x.shape[1]
-            x = block.step(x, cache, taken, num_queries, mask)
+            rows, taken, padding = memory.rows, memory.count, memory.padding
+        rows = rows.before(taken, num_new)
+        features = self._encode(x, rows.values, taken, padding)
         rows.count = taken + new
-        return PackedCausalMemory(rows, taken + new, self.norm(x), padding)
+        return PackedCausalMemory(rows, taken + new, features, padding)
+
+    def _encode(
+        self,
+        x: Float[Tensor, "batch tokens width"],
+        cache: Float[Tensor, "depth batch room both"],
+        taken: int,
+        padding: Int[Tensor, " batch"] | None,
+    ) -> Float[Tensor, "batch readouts width"]:
+        """Writes the keys and values of new tokens into the cache after `taken`, and returns the features.
+
+        Calls, not numbers, are what a step of few tokens costs. So every block works in the same memory, and
+        its views are made once.
+        """
+        (batch, num_new, width), end = x.shape, taken + x.shape[1]
+        slots = cache.narrow(2, taken, num_new).unbind()
+        seen = cache.narrow(2, 0, end).unflatten(3, (2, self.num_heads, -1))
+        keys, values = (each.unbind() for each in seen.permute(3, 0, 1, 4, 2, 5))  # each (B, heads, end, d)
+        rows = x.view(-1, width)
+        projected, hidden = rows.new_empty(len(rows), 3 * width), rows.new_empty(len(rows), self.hidden_width)
+        query, both = projected.view(batch, num_new, -1).split((width, 2 * width), dim=2)
+        query = query.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, n, d)
+        mask = None
+        if padding is not None:  # as numbers: of truth values, every block would make them anew
+            mask = x.new_zeros(batch, 1, 1, end)
+            mask.masked_fill_(torch.arange(end) < padding[:, None, None, None], -torch.inf)
+        for block, slot, key, value in zip(self.blocks, slots, keys, values, strict=True):
+            block.write_projected(rows, projected)
+            slot.copy_(both)
+            if block is self.blocks[-1]:  # after which only the read-out tokens are read
+                rows = x[:, -self.num_readout :].reshape(-1, width)
+                query, hidden = query[:, :, -self.num_readout :], hidden[: len(rows)]
+            mixed = F.scaled_dot_product_attention(query, key, value, mask)
+            block.finish_in_place(rows, mixed.transpose(1, 2).reshape(rows.shape), hidden)
+        return self.norm(rows).view(batch, self.num_readout, width)
 
     def read(
         self, memory: PackedCausalMemory, drop_masks: Tensor | None = None
