@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import cast
 
 import torch
@@ -18,79 +20,111 @@ _LEAST_ROOM = 24  # rows
 
 
 class _Rows:
-    """Keys and values of a batch of scenes in all blocks, with room for more; several memories may share it.
+    """Keys and values of some scenes in all blocks, with room for more; several caches may share them.
 
     Attributes:
         values: Keys beside values, (depth, batch, room, 2 D).
-        count: How many rows are taken, by the longest of the memories that share it.
+        count: How many rows are taken, by the longest of the caches that share them.
     """
 
     def __init__(self, values: Tensor, count: int) -> None:
         self.values, self.count = values, count
 
-    @staticmethod
-    def with_room_for(like: Tensor, depth: int, batch: int, count: int, width: int) -> "_Rows":
-        """Returns rows not written yet, with room for as many again after `count` of them."""
-        return _Rows(like.new_empty(depth, batch, max(_LEAST_ROOM, 2 * count), width), count)
+    def reserve(self, taken: int, end: int, room: int) -> "_Rows":
+        """Returns rows of which the first are as these, those up to `end` the caller's to write, with room.
 
-    def before(self, taken: int, more: int) -> "_Rows":
-        """Returns rows of which the first are as these, and after which as many more can be written.
-
-        They are these themselves, where nobody has written after `taken`; so a look copies nothing, and two
-        memories that go on from the same one do not disturb each other.
+        They are these themselves, where nobody has come after `taken`; so a look copies nothing, and two
+        caches that go on from the same one do not disturb each other.
         """
-        if self.count == taken and taken + more <= self.values.shape[2]:
+        rows = self
+        if self.count != taken or room > self.values.shape[2]:
+            depth, batch, _, both = self.values.shape
+            rows = _Rows(self.values.new_empty(depth, batch, max(_LEAST_ROOM, 2 * room), both), taken)
+            rows.values[:, :, :taken] = self.values[:, :, :taken]
+        rows.count = end
+        return rows
+
+
+@dataclass(frozen=True, eq=False)
+class _Cache:
+    """The patches of scenes that have seen equally many.
+
+    Attributes:
+        rows: Their keys and values; the first `count` are of this cache.
+        count: How many patches each scene has.
+    """
+
+    rows: _Rows
+    count: int
+
+    def __len__(self) -> int:
+        return self.rows.values.shape[1]
+
+    def extend(self, num_patches: int, num_readout: int) -> "_Cache":
+        """Returns the cache with new patches, to be written, and room for read-out tokens after them."""
+        end = self.count + num_patches
+        return _Cache(self.rows.reserve(self.count, end, end + num_readout), end)
+
+    def select(self, scenes: list[int]) -> "_Cache":
+        """Returns the cache of some scenes: itself, where they are all."""
+        if scenes == list(range(len(self))):
             return self
-        depth, batch, _, width = self.values.shape
-        larger = _Rows.with_room_for(self.values, depth, batch, taken + more, width)
-        larger.values[:, :, :taken] = self.values[:, :, :taken]
-        return larger
+        taken = self.rows.values[:, :, : self.count]
+        return _Cache(_Rows(taken.index_select(1, torch.tensor(scenes)), self.count), self.count)
 
 
 @dataclass(frozen=True)
 class PackedCausalMemory:
     """What later glimpses need of the patches seen so far, and what was read after the latest.
 
+    Scenes that come together keep their own caches, so nothing is copied or padded: live sessions meet at
+    every step, at different numbers of glimpses, and part again.
+
     Attributes:
-        rows: The patches' keys and values; the first `count` are of this memory.
-        count: How many patches each sample has, padding included.
-        features: Class and distillation feature after the latest glimpse.
-        padding: How many of each sample's first patches are padding; `None` where none are.
+        caches: One or more scenes each, in order.
+        features: Class and distillation feature of all scenes after the latest glimpse.
     """
 
-    rows: _Rows
-    count: int
+    caches: tuple[_Cache, ...]
     features: Float[Tensor, "batch 2 width"]
-    padding: Int[Tensor, " batch"] | None = None
 
     def select(self, samples: Int[Tensor, " kept"]) -> "PackedCausalMemory":
-        """Returns the memory of some samples, without padding that none of them needs."""
-        unused, padding = 0, None
-        if self.padding is not None and len(samples):
-            padding = self.padding[samples]
-            unused = int(padding.min())
-            padding = padding - unused if bool((padding > unused).any()) else None
-        count = self.count - unused
-        values = self.rows.values.narrow(2, unused, count).index_select(1, samples)
-        return PackedCausalMemory(_Rows(values, count), count, self.features[samples], padding)
+        """Returns the memory of some samples."""
+        places = [(cache, scene) for cache in self.caches for scene in range(len(cache))]
+        kept = groupby((places[sample] for sample in samples.tolist()), key=itemgetter(0))
+        caches = tuple(cache.select([scene for _, scene in run]) for cache, run in kept)
+        return PackedCausalMemory(caches, self.features[samples])
 
     @staticmethod
     def join(memories: Sequence["PackedCausalMemory"]) -> "PackedCausalMemory":
         """Joins memories into one batch, of different numbers of glimpses too."""
-        count = max(memory.count for memory in memories)
-        features = torch.cat([memory.features for memory in memories])
-        depth, _, _, width = memories[0].rows.values.shape
-        rows = _Rows.with_room_for(features, depth, len(features), count, width)
-        paddings = []
-        parts = rows.values.split([len(memory.features) for memory in memories], dim=1)
-        for memory, part in zip(memories, parts, strict=True):
-            missing = count - memory.count
-            part[:, :, :missing] = 0  # nobody attends to it, but what is not a number would still count
-            part[:, :, missing:count] = memory.rows.values[:, :, : memory.count]
-            own = torch.zeros(part.shape[1], dtype=torch.long) if memory.padding is None else memory.padding
-            paddings.append(own + missing)
-        padding = torch.cat(paddings)
-        return PackedCausalMemory(rows, count, features, padding if bool(padding.any()) else None)
+        caches = tuple(cache for memory in memories for cache in memory.caches)
+        return PackedCausalMemory(caches, torch.cat([memory.features for memory in memories]))
+
+
+class _Attention:
+    """New tokens of the scenes of one cache: they attend to it and to each other, block after block.
+
+    It works on views of the cache and of the projections, made once for all blocks.
+    """
+
+    def __init__(
+        self, cache: _Cache, projected: Float[Tensor, "scenes tokens all"], num_heads: int, num_readout: int
+    ) -> None:
+        num_tokens, width = projected.shape[1], projected.shape[2] // 3
+        query, self.new = projected.split((width, 2 * width), dim=2)
+        self.query = query.unflatten(2, (num_heads, -1)).transpose(1, 2)  # (B, heads, n, d)
+        rows = cache.rows.values.narrow(2, 0, cache.count + num_readout)
+        self.slots = rows.narrow(2, rows.shape[2] - num_tokens, num_tokens).unbind()
+        by_head = rows.unflatten(3, (2, num_heads, -1)).permute(3, 0, 1, 4, 2, 5)
+        self.keys, self.values = (each.unbind() for each in by_head)  # of each block (B, heads, rows, d)
+
+    def __call__(self, block: int, num_queries: int) -> Float[Tensor, "rows width"]:
+        """Writes the tokens behind the cached ones and returns what the last of them find."""
+        self.slots[block].copy_(self.new)
+        query = self.query.narrow(2, self.query.shape[2] - num_queries, num_queries)
+        mixed = F.scaled_dot_product_attention(query, self.keys[block], self.values[block])
+        return mixed.transpose(1, 2).reshape(-1, self.new.shape[2] // 2)
 
 
 class PackedCausalCore:
@@ -124,48 +158,33 @@ class PackedCausalCore:
         batch, new = positions.shape
         tokens = self.embed.added_to(F.embedding(positions, self.position_embedding), patches)
         x = torch.cat((tokens, self.readout.expand(batch, -1, -1)), dim=1)  # (B, n, D) with n = p + R
-        num_new, width = x.shape[1:]
-        if memory is None:
-            rows, taken, padding = _Rows(x.new_empty(len(self.blocks), batch, 0, 2 * width), 0), 0, None
-        else:
-            rows, taken, padding = memory.rows, memory.count, memory.padding
-        rows = rows.before(taken, num_new)
-        features = self._encode(x, rows.values, taken, padding)
-        rows.count = taken + new
-        return PackedCausalMemory(rows, taken + new, features, padding)
+        empty = _Cache(_Rows(x.new_empty(len(self.blocks), batch, 0, 2 * x.shape[2]), 0), 0)
+        seen = (empty,) if memory is None else memory.caches
+        caches = tuple(cache.extend(new, self.num_readout) for cache in seen)
+        return PackedCausalMemory(caches, self._encode(x, caches))
 
     def _encode(
-        self,
-        x: Float[Tensor, "batch tokens width"],
-        cache: Float[Tensor, "depth batch room both"],
-        taken: int,
-        padding: Int[Tensor, " batch"] | None,
+        self, x: Float[Tensor, "batch tokens width"], caches: tuple[_Cache, ...]
     ) -> Float[Tensor, "batch readouts width"]:
-        """Writes the keys and values of new tokens into the cache after `taken`, and returns the features.
+        """Takes new tokens through all blocks, each behind its scene's cache, and returns the features.
 
-        Calls, not numbers, are what a step of few tokens costs. So every block works in the same memory, and
-        its views are made once.
+        Calls, not numbers, are what a step of few tokens costs. So all blocks work in the same memory.
         """
-        (batch, num_new, width), end = x.shape, taken + x.shape[1]
-        slots = cache.narrow(2, taken, num_new).unbind()
-        seen = cache.narrow(2, 0, end).unflatten(3, (2, self.num_heads, -1))
-        keys, values = (each.unbind() for each in seen.permute(3, 0, 1, 4, 2, 5))  # each (B, heads, end, d)
+        batch, num_tokens, width = x.shape
         rows = x.view(-1, width)
         projected, hidden = rows.new_empty(len(rows), 3 * width), rows.new_empty(len(rows), self.hidden_width)
-        query, both = projected.view(batch, num_new, -1).split((width, 2 * width), dim=2)
-        query = query.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, n, d)
-        mask = None
-        if padding is not None:  # as numbers: of truth values, every block would make them anew
-            mask = x.new_zeros(batch, 1, 1, end)
-            mask.masked_fill_(torch.arange(end) < padding[:, None, None, None], -torch.inf)
-        for block, slot, key, value in zip(self.blocks, slots, keys, values, strict=True):
+        parts = projected.view(batch, num_tokens, -1).split([len(cache) for cache in caches])
+        attentions = [
+            _Attention(cache, part, self.num_heads, self.num_readout)
+            for cache, part in zip(caches, parts, strict=True)
+        ]
+        for index, block in enumerate(self.blocks):
             block.write_projected(rows, projected)
-            slot.copy_(both)
-            if block is self.blocks[-1]:  # after which only the read-out tokens are read
-                rows = x[:, -self.num_readout :].reshape(-1, width)
-                query, hidden = query[:, :, -self.num_readout :], hidden[: len(rows)]
-            mixed = F.scaled_dot_product_attention(query, key, value, mask)
-            block.finish_in_place(rows, mixed.transpose(1, 2).reshape(rows.shape), hidden)
+            if index == len(self.blocks) - 1:  # after it only the read-out tokens are read
+                num_tokens = self.num_readout
+                rows = x[:, -num_tokens:].reshape(-1, width)
+            mixed = [attention(index, num_tokens) for attention in attentions]
+            block.finish_in_place(rows, torch.cat(mixed) if len(mixed) > 1 else mixed[0], hidden[: len(rows)])
         return self.norm(rows).view(batch, self.num_readout, width)
 
     def read(
