@@ -111,20 +111,23 @@ class _Attention:
     def __init__(
         self, cache: _Cache, projected: Float[Tensor, "scenes tokens all"], num_heads: int, num_readout: int
     ) -> None:
-        num_tokens, width = projected.shape[1], projected.shape[2] // 3
-        query, self.new = projected.split((width, 2 * width), dim=2)
+        num_tokens, self.width = projected.shape[1], projected.shape[2] // 3
+        query, self.new = projected.split((self.width, 2 * self.width), dim=2)
         self.query = query.unflatten(2, (num_heads, -1)).transpose(1, 2)  # (B, heads, n, d)
         rows = cache.rows.values.narrow(2, 0, cache.count + num_readout)
         self.slots = rows.narrow(2, rows.shape[2] - num_tokens, num_tokens).unbind()
         by_head = rows.unflatten(3, (2, num_heads, -1)).permute(3, 0, 1, 4, 2, 5)
         self.keys, self.values = (each.unbind() for each in by_head)  # of each block (B, heads, rows, d)
 
-    def __call__(self, block: int, num_queries: int) -> Float[Tensor, "rows width"]:
-        """Writes the tokens behind the cached ones and returns what the last of them find."""
+    def ask_last(self, num_queries: int) -> None:
+        """From now on only the last of the tokens ask."""
+        self.query = self.query[:, :, -num_queries:]
+
+    def __call__(self, block: int) -> Float[Tensor, "rows width"]:
+        """Writes the tokens behind the cached ones, and returns what those that ask find."""
         self.slots[block].copy_(self.new)
-        query = self.query.narrow(2, self.query.shape[2] - num_queries, num_queries)
-        mixed = F.scaled_dot_product_attention(query, self.keys[block], self.values[block])
-        return mixed.transpose(1, 2).reshape(-1, self.new.shape[2] // 2)
+        mixed = F.scaled_dot_product_attention(self.query, self.keys[block], self.values[block])
+        return mixed.transpose(1, 2).reshape(-1, self.width)
 
 
 class PackedCausalCore:
@@ -181,10 +184,12 @@ class PackedCausalCore:
         for index, block in enumerate(self.blocks):
             block.write_projected(rows, projected)
             if index == len(self.blocks) - 1:  # after it only the read-out tokens are read
-                num_tokens = self.num_readout
-                rows = x[:, -num_tokens:].reshape(-1, width)
-            mixed = [attention(index, num_tokens) for attention in attentions]
-            block.finish_in_place(rows, torch.cat(mixed) if len(mixed) > 1 else mixed[0], hidden[: len(rows)])
+                rows = x[:, -self.num_readout :].reshape(-1, width)
+                hidden = hidden[: len(rows)]
+                for attention in attentions:
+                    attention.ask_last(self.num_readout)
+            mixed = [attention(index) for attention in attentions]
+            block.finish_in_place(rows, torch.cat(mixed) if len(mixed) > 1 else mixed[0], hidden)
         return self.norm(rows).view(batch, self.num_readout, width)
 
     def read(

@@ -53,7 +53,7 @@ class PackedLinear:
 
     def write(self, x: Float[Tensor, "rows inputs"], out: Float[Tensor, "rows outputs"]) -> None:
         """Writes W x + b into memory that is there already."""
-        torch.addmm(self.bias, x, self.weight, out=out)
+        out.copy_(self.bias).addmm_(x, self.weight)
 
 
 class PackedNorm:
