@@ -12,6 +12,7 @@ from stam.fast import prepare
 from stam.fast.cpu import PackedLooker
 from stam.fast.cpu_layers import PackedLinear
 from stam.learning.optimisation import make_optimiser
+from stam.live.session import observe_all
 from stam.model.agent import PlainLooker
 from stam.scene.sensor import ImageSensor
 
@@ -20,7 +21,7 @@ CONFIG = stam.AgentConfig(
     image_size=32,
     glimpse_size=8,
     patch_size=4,
-    width=192,  # wide enough for layers to be packed
+    width=192,
     depth=2,
     num_heads=3,
     actor_width=512,
@@ -51,12 +52,16 @@ def make_agent(**settings) -> stam.Agent:
 def test_a_packed_layer_agrees_with_a_plain_one(rows, width):
     plain, x, total = torch.nn.Linear(width, width), torch.randn(*rows, width), torch.randn(*rows, width)
     packed = PackedLinear(plain.weight, plain.bias)
-    assert packed.is_packed == (width == 512 and torch.backends.mkldnn.is_available())
+    flat, written = total.flatten(0, -2).clone(), torch.empty(x[..., 0].numel(), width)
+    packed.add_to(flat, x.flatten(0, -2))
+    packed.write(x.flatten(0, -2), written)
     for got, want in (
         (packed(x), plain(x)),
         (packed.gelu(x), torch.nn.functional.gelu(plain(x))),
         (packed.relu(x), plain(x).relu()),
         (packed.added_to(total, x), total + plain(x)),
+        (flat.view(total.shape), total + plain(x)),
+        (written.view(total.shape), plain(x)),
     ):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
@@ -118,7 +123,7 @@ def test_samples_at_different_steps_go_on_together_in_a_causal_snapshot(images):
     together = looker.remember(joined, (glimpse + 1).expand(3, -1, -1, -1), torch.tensor([9, 9, 9]))
     torch.testing.assert_close(looker.believe(together).state, torch.cat(wanted), atol=1e-4, rtol=1e-4)
     last = together.select(torch.tensor([2]))
-    assert last.count == 12 and last.padding is None
+    assert [cache.count for cache in last.caches] == [12] and last.caches[0] is together.caches[2]
 
 
 @torch.no_grad()
@@ -133,6 +138,35 @@ def test_memories_that_go_on_from_the_same_one_do_not_disturb_each_other(images)
     again = looker.believe(looker.remember(one, glimpse, FIRST + 2)).state
     assert again.equal(alone)
     assert not looker.believe(looker.remember(other, glimpse, FIRST + 2)).state.allclose(alone, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_memory_joined_with_itself_goes_on_in_two_ways(images):
+    """Both would write behind the same cached patches."""
+    looker = prepare(make_agent(**CAUSAL))
+    glimpse, other = images[:1, :, :8, :8], images[1:2, :, :8, :8]
+    begun = looker.remember(None, glimpse, FIRST[:1])
+    wanted = [looker.remember(begun, each, torch.tensor([7])) for each in (glimpse, other)]
+    both = looker.remember(begun.join([begun, begun]), torch.cat((glimpse, other)), torch.tensor([7, 7]))
+    both = looker.remember(both, torch.cat((glimpse, glimpse)), torch.tensor([8, 8]))
+    wanted = [looker.believe(looker.remember(memory, glimpse, torch.tensor([8]))).state for memory in wanted]
+    torch.testing.assert_close(looker.believe(both).state, torch.cat(wanted), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_live_sessions_that_meet_copy_no_cache(images):
+    agent = make_agent(**CAUSAL)
+    sensors = [ImageSensor(image, agent.grid) for image in images]
+    sessions = [agent.session(first_location=0, threshold=1.0) for _ in sensors]
+    sessions[1].observe(sensors[1].sense(0), 0)  # one glimpse ahead of the others
+    caches = []
+    for _ in range(3):
+        glimpses = [s.sense(session.location) for s, session in zip(sensors, sessions, strict=True)]
+        observe_all(sessions, glimpses)
+        caches.append([session.snapshot.memory.caches for session in sessions])
+    assert all(len(own) == 1 and len(own[0]) == 1 for step in caches[1:] for own in step)
+    for before, after in zip(*caches[1:], strict=True):
+        assert after[0].rows is before[0].rows
 
 
 def change_in_place(agent):

@@ -1,4 +1,4 @@
-"""Looking on a CPU: a snapshot of an agent with its weights packed once (`cpu_layers`)."""
+"""Looking on a CPU: a snapshot of an agent with its weights laid out once (`cpu_layers`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

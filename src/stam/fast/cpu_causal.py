@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import cast
 
 import torch
@@ -9,72 +11,123 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stam.fast.cpu_layers import PackedBlock, PackedLinear, PackedNorm
-from stam.model.causal import CausalCore, CausalMemory
+from stam.model.causal import CausalCore
 from stam.model.randomness import Randomness
 from stam.model.vit import Block
 from stam.shapes import Float, Int
 
+_LEAST_ROOM = 24  # rows
+
 
 class _Rows:
-    """Keys and values of a batch of scenes in all blocks, with room for more; several memories may share it.
+    """Keys and values of some scenes in all blocks, with room for more; several caches may share them.
 
     Attributes:
         values: Keys beside values, (depth, batch, room, 2 D).
-        count: How many rows are taken, by the longest of the memories that share it.
+        count: How many rows are taken, by the longest of the caches that share them.
     """
 
     def __init__(self, values: Tensor, count: int) -> None:
         self.values, self.count = values, count
 
-    def with_room(self, taken: int, more: int) -> "_Rows":
-        """Returns rows of which the first are as these, and after which as many more can be written.
+    def reserve(self, taken: int, end: int, room: int) -> "_Rows":
+        """Returns rows of which the first are as these, those up to `end` the caller's to write, with room.
 
-        They are these themselves, where nobody has written after `taken`; so a look copies nothing, and two
-        memories that go on from the same one do not disturb each other.
+        They are these themselves, where nobody has come after `taken`; so a look copies nothing, and two
+        caches that go on from the same one do not disturb each other.
         """
-        if self.count == taken and taken + more <= self.values.shape[2]:
+        rows = self
+        if self.count != taken or room > self.values.shape[2]:
+            depth, batch, _, both = self.values.shape
+            rows = _Rows(self.values.new_empty(depth, batch, max(_LEAST_ROOM, 2 * room), both), taken)
+            rows.values[:, :, :taken] = self.values[:, :, :taken]
+        rows.count = end
+        return rows
+
+
+@dataclass(frozen=True, eq=False)
+class _Cache:
+    """The patches of scenes that have seen equally many.
+
+    Attributes:
+        rows: Their keys and values; the first `count` are of this cache.
+        count: How many patches each scene has.
+    """
+
+    rows: _Rows
+    count: int
+
+    def __len__(self) -> int:
+        return self.rows.values.shape[1]
+
+    def extend(self, num_patches: int, num_readout: int) -> "_Cache":
+        """Returns the cache with new patches, to be written, and room for read-out tokens after them."""
+        end = self.count + num_patches
+        return _Cache(self.rows.reserve(self.count, end, end + num_readout), end)
+
+    def select(self, scenes: list[int]) -> "_Cache":
+        """Returns the cache of some scenes: itself, where they are all."""
+        if scenes == list(range(len(self))):
             return self
-        depth, batch, _, both = self.values.shape
-        larger = self.values.new_empty(depth, batch, 2 * (taken + more), both)
-        larger[:, :, :taken] = self.values[:, :, :taken]
-        return _Rows(larger, taken)
+        taken = self.rows.values[:, :, : self.count]
+        return _Cache(_Rows(taken.index_select(1, torch.tensor(scenes)), self.count), self.count)
 
 
 @dataclass(frozen=True)
 class PackedCausalMemory:
     """What later glimpses need of the patches seen so far, and what was read after the latest.
 
+    Scenes that come together keep their own caches, so nothing is copied or padded: live sessions meet at
+    every step, at different numbers of glimpses, and part again.
+
     Attributes:
-        rows: The patches' keys and values; the first `count` are of this memory.
-        count: How many patches each sample has, padding included.
-        features: Class and distillation feature after the latest glimpse.
-        padding: How many of each sample's first patches are padding; `None` where none are.
+        caches: One or more scenes each, in order.
+        features: Class and distillation feature of all scenes after the latest glimpse.
     """
 
-    rows: _Rows
-    count: int
+    caches: tuple[_Cache, ...]
     features: Float[Tensor, "batch 2 width"]
-    padding: Int[Tensor, " batch"] | None = None
 
     def select(self, samples: Int[Tensor, " kept"]) -> "PackedCausalMemory":
         """Returns the memory of some samples."""
-        return self._of(self._plain().select(samples))
+        places = [(cache, scene) for cache in self.caches for scene in range(len(cache))]
+        kept = groupby((places[sample] for sample in samples.tolist()), key=itemgetter(0))
+        caches = tuple(cache.select([scene for _, scene in run]) for cache, run in kept)
+        return PackedCausalMemory(caches, self.features[samples])
 
     @staticmethod
     def join(memories: Sequence["PackedCausalMemory"]) -> "PackedCausalMemory":
         """Joins memories into one batch, of different numbers of glimpses too."""
-        return PackedCausalMemory._of(CausalMemory.join([memory._plain() for memory in memories]))
+        caches = tuple(cache for memory in memories for cache in memory.caches)
+        return PackedCausalMemory(caches, torch.cat([memory.features for memory in memories]))
 
-    def _plain(self) -> CausalMemory:
-        both = self.rows.values[:, :, : self.count].unflatten(3, (2, 1, -1))  # as if of one head
-        cache = both.permute(0, 3, 1, 4, 2, 5)  # (depth, 2, B, 1, count, D)
-        return CausalMemory(cache, self.features, self.padding)
 
-    @staticmethod
-    def _of(memory: CausalMemory) -> "PackedCausalMemory":
-        values = memory.cache.permute(0, 2, 4, 1, 3, 5).flatten(3)
-        count = values.shape[2]
-        return PackedCausalMemory(_Rows(values, count), count, memory.features, memory.padding)
+class _Attention:
+    """New tokens of the scenes of one cache: they attend to it and to each other, block after block.
+
+    It works on views of the cache and of the projections, made once for all blocks.
+    """
+
+    def __init__(
+        self, cache: _Cache, projected: Float[Tensor, "scenes tokens all"], num_heads: int, num_readout: int
+    ) -> None:
+        num_tokens, self.width = projected.shape[1], projected.shape[2] // 3
+        query, self.new = projected.split((self.width, 2 * self.width), dim=2)
+        self.query = query.unflatten(2, (num_heads, -1)).transpose(1, 2)  # (B, heads, n, d)
+        rows = cache.rows.values.narrow(2, 0, cache.count + num_readout)
+        self.slots = rows.narrow(2, rows.shape[2] - num_tokens, num_tokens).unbind()
+        by_head = rows.unflatten(3, (2, num_heads, -1)).permute(3, 0, 1, 4, 2, 5)
+        self.keys, self.values = (each.unbind() for each in by_head)  # of each block (B, heads, rows, d)
+
+    def ask_last(self, num_queries: int) -> None:
+        """From now on only the last of the tokens ask."""
+        self.query = self.query[:, :, -num_queries:]
+
+    def __call__(self, block: int) -> Float[Tensor, "rows width"]:
+        """Writes the tokens behind the cached ones, and returns what those that ask find."""
+        self.slots[block].copy_(self.new)
+        mixed = F.scaled_dot_product_attention(self.query, self.keys[block], self.values[block])
+        return mixed.transpose(1, 2).reshape(-1, self.width)
 
 
 class PackedCausalCore:
@@ -94,6 +147,7 @@ class PackedCausalCore:
         self.readout = core.readout_tokens().detach().clone()
         blocks = [cast(Block, block) for block in core.blocks]
         self.blocks = [PackedBlock(block) for block in blocks]
+        self.num_heads, self.hidden_width = blocks[0].attn.num_heads, blocks[0].mlp.fc1.out_features
         self.norm = PackedNorm(core.norm)
         self.heads = tuple(PackedLinear(head.weight, head.bias) for head in (core.head, core.head_dist))
 
@@ -105,22 +159,38 @@ class PackedCausalCore:
     ) -> PackedCausalMemory:
         """Encodes the patches of one more glimpse, given those before."""
         batch, new = positions.shape
-        tokens = self.embed(patches) + F.embedding(positions, self.position_embedding)
-        x = torch.cat((tokens, self.readout.expand(batch, -1, -1)), dim=1)  # (B, p + R, D)
-        taken, padding = (0, None) if memory is None else (memory.count, memory.padding)
-        if memory is None:
-            empty = x.new_empty(len(self.blocks), batch, 0, 2 * x.shape[2])
-            rows = _Rows(empty, 0).with_room(0, 4 * x.shape[1])
-        else:
-            rows = memory.rows.with_room(taken, x.shape[1])
-        mask = None
-        if padding is not None:
-            mask = (torch.arange(taken + x.shape[1]) >= padding[:, None])[:, None, None]
-        for block, cache in zip(self.blocks, rows.values.unbind(), strict=True):
-            num_queries = self.num_readout if block is self.blocks[-1] else x.shape[1]
-            x = block.step(x, cache, taken, num_queries, mask)
-        rows.count = taken + new
-        return PackedCausalMemory(rows, taken + new, self.norm(x), padding)
+        tokens = self.embed.added_to(F.embedding(positions, self.position_embedding), patches)
+        x = torch.cat((tokens, self.readout.expand(batch, -1, -1)), dim=1)  # (B, n, D) with n = p + R
+        empty = _Cache(_Rows(x.new_empty(len(self.blocks), batch, 0, 2 * x.shape[2]), 0), 0)
+        seen = (empty,) if memory is None else memory.caches
+        caches = tuple(cache.extend(new, self.num_readout) for cache in seen)
+        return PackedCausalMemory(caches, self._encode(x, caches))
+
+    def _encode(
+        self, x: Float[Tensor, "batch tokens width"], caches: tuple[_Cache, ...]
+    ) -> Float[Tensor, "batch readouts width"]:
+        """Takes new tokens through all blocks, each behind its scene's cache, and returns the features.
+
+        Calls, not numbers, are what a step of few tokens costs. So all blocks work in the same memory.
+        """
+        batch, num_tokens, width = x.shape
+        rows = x.view(-1, width)
+        projected, hidden = rows.new_empty(len(rows), 3 * width), rows.new_empty(len(rows), self.hidden_width)
+        parts = projected.view(batch, num_tokens, -1).split([len(cache) for cache in caches])
+        attentions = [
+            _Attention(cache, part, self.num_heads, self.num_readout)
+            for cache, part in zip(caches, parts, strict=True)
+        ]
+        for index, block in enumerate(self.blocks):
+            block.write_projected(rows, projected)
+            if index == len(self.blocks) - 1:  # after it only the read-out tokens are read
+                rows = x[:, -self.num_readout :].reshape(-1, width)
+                hidden = hidden[: len(rows)]
+                for attention in attentions:
+                    attention.ask_last(self.num_readout)
+            mixed = [attention(index) for attention in attentions]
+            block.finish_in_place(rows, torch.cat(mixed) if len(mixed) > 1 else mixed[0], hidden)
+        return self.norm(rows).view(batch, self.num_readout, width)
 
     def read(
         self, memory: PackedCausalMemory, drop_masks: Tensor | None = None

@@ -1,8 +1,8 @@
-"""Layers with their weights packed once, to look on a CPU.
+"""Layers with their weights laid out once, to look on a CPU.
 
-For the few rows of a single look, half of a matrix product is the library rearranging the weights before it
-multiplies, every time anew. oneDNN takes them rearranged once. Where it cannot be had (another processor, a
-build of torch without it), the plain product runs.
+For the few rows of a single look a matrix product takes as long as reading its weights. A linear layer keeps
+them as (outputs, inputs); read as (inputs, outputs) the same product takes half the time. Layers that follow
+one another write into the same memory where they can.
 """
 
 import torch
@@ -13,62 +13,59 @@ from stam.model.actor_critic import Actor
 from stam.model.vit import Block
 from stam.shapes import Float, Int
 
-_LEAST = 100_000  # weights: for smaller layers calling oneDNN takes longer than it saves
-_ROWS = 64  # oneDNN lays weights out for a number of rows; this one serves 1 to some hundred
-
-
-def _can_pack() -> bool:
-    names = ("_linear_pointwise", "_reorder_linear_weight")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
-
 
 class PackedLinear:
-    """A linear layer with packed weights, and what may follow it in the same pass."""
+    """A linear layer whose weights lie as a product reads them, and what may follow it.
+
+    Attributes:
+        weight: The weights, (inputs, outputs) in memory.
+        bias: The bias.
+    """
 
     def __init__(self, weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"]) -> None:
-        weight = weight.detach()
-        self.num_inputs = weight.shape[1]
-        self.is_packed = weight.numel() >= _LEAST and _can_pack()
-        self.weight = (
-            torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.is_packed else weight.clone()
-        )
+        self.weight = weight.detach().t().clone(memory_format=torch.contiguous_format)
         self.bias = bias.detach().clone()
+        self._as_layer = self.weight.t()  # for F.linear, which transposes it again
 
     def __call__(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
         """Returns W x + b."""
-        return self._multiply(x, "none") if self.is_packed else F.linear(x, self.weight, self.bias)
+        return F.linear(x, self._as_layer, self.bias)
 
     def gelu(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
         """Returns GELU(W x + b)."""
-        return self._multiply(x, "gelu") if self.is_packed else F.gelu(self(x))
+        return F.gelu(self(x))
 
     def relu(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
         """Returns ReLU(W x + b)."""
-        return self._multiply(x, "relu") if self.is_packed else F.relu(self(x))
+        return self(x).relu_()
 
     def added_to(
         self, total: Float[Tensor, "*rows outputs"], x: Float[Tensor, "*rows inputs"]
     ) -> Float[Tensor, "*rows outputs"]:
         """Returns total + W x + b."""
-        if not self.is_packed:
-            return total + self(x)
-        add = torch.ops.mkldnn._linear_pointwise.binary
-        return add(x, total.contiguous(), self.weight, self.bias, "add")
+        total = total + self.bias
+        total.view(-1, self.weight.shape[1]).addmm_(x.reshape(-1, self.weight.shape[0]), self.weight)
+        return total
 
-    def _multiply(self, x: Tensor, then: str) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, then, [], "none")
+    def add_to(self, total: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]) -> None:
+        """Adds W x + b to the total, in place."""
+        total.add_(self.bias).addmm_(x, self.weight)
+
+    def write(self, x: Float[Tensor, "rows inputs"], out: Float[Tensor, "rows outputs"]) -> None:
+        """Writes W x + b into memory that is there already."""
+        out.copy_(self.bias).addmm_(x, self.weight)
 
 
 class PackedNorm:
     """A layer norm."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
-        self.shape, self.eps = list(norm.normalized_shape), norm.eps
+        self.shape, self.eps = norm.normalized_shape, norm.eps
         self.weight, self.bias = norm.weight.detach().clone(), norm.bias.detach().clone()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalises each row."""
-        return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+        return torch.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
 
 
 class PackedBlock:
@@ -95,34 +92,27 @@ class PackedBlock:
         query, key, value = self._heads(projected)
         return self._after_attention(x[:, :num_queries], query[:, :, :num_queries], key, value)
 
-    def step(
+    def write_projected(self, x: Float[Tensor, "rows width"], out: Float[Tensor, "rows projections"]) -> None:
+        """Writes queries, keys and values of some tokens into memory that is there already."""
+        self.qkv.write(self.norm1(x), out)
+
+    def finish_in_place(
         self,
-        x: Float[Tensor, "batch tokens width"],
-        cache: Float[Tensor, "batch room both"],
-        taken: int,
-        num_queries: int,
-        mask: Tensor | None,
-    ) -> Float[Tensor, "batch queries width"]:
-        """Returns the last tokens after the block; all are written into the cache after those before."""
-        batch, new, width = x.shape
-        end = taken + new
-        projected = self.project(x)  # (B, n, 3 D)
-        cache.narrow(1, taken, new).copy_(projected.narrow(2, width, 2 * width))
-        both = cache.narrow(1, 0, end).view(batch, end, 2, self.num_heads, -1)
-        key, value = both.permute(2, 0, 3, 1, 4).unbind()  # each (B, heads, end, D / heads)
-        last = x.narrow(1, new - num_queries, num_queries)
-        query = projected.narrow(1, new - num_queries, num_queries).narrow(2, 0, width)
-        query = query.view(batch, num_queries, self.num_heads, -1).transpose(1, 2)
-        return self._after_attention(last, query, key, value, mask)
+        x: Float[Tensor, "rows width"],
+        mixed: Float[Tensor, "rows width"],
+        hidden: Float[Tensor, "rows hidden"],
+    ) -> None:
+        """Takes tokens from their attention to the end of the block; `hidden` is memory to work in."""
+        self.proj.add_to(x, mixed)
+        self.fc1.write(self.norm2(x), hidden)
+        self.fc2.add_to(x, F.gelu(hidden))
 
     def _heads(self, projected: Tensor) -> tuple[Tensor, ...]:
-        split = projected.unflatten(2, (-1, self.num_heads, self.proj.num_inputs // self.num_heads))
+        split = projected.unflatten(2, (-1, self.num_heads, self.proj.weight.shape[0] // self.num_heads))
         return split.permute(2, 0, 3, 1, 4).unbind()  # each (B, heads, tokens, D / heads)
 
-    def _after_attention(
-        self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
-    ) -> Tensor:
-        mixed = F.scaled_dot_product_attention(query, key, value, mask)
+    def _after_attention(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mixed = F.scaled_dot_product_attention(query, key, value)
         x = self.proj.added_to(x, mixed.transpose(1, 2).flatten(2))
         return self.fc2.added_to(x, self.fc1.gelu(self.norm2(x)))
 
@@ -162,8 +152,8 @@ class PackedActor:
         self, state: Float[Tensor, "batch features"], candidates: Int[Tensor, "batch candidates"]
     ) -> Float[Tensor, "batch candidates"]:
         """Returns a logit for each candidate."""
-        rows = self.of_state(state)[:, None] + F.embedding(candidates, self.of_location)
-        rows = self.fc2.relu(self.fc1.relu(rows.relu_().flatten(0, 1)))
+        rows = F.embedding(candidates, self.of_location).add_(self.of_state(state)[:, None]).relu_()
+        rows = self.fc2.relu(self.fc1.relu(rows.flatten(0, 1)))
         return self.fc_final(rows).view(candidates.shape)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stam.errors import StamError
-from stam.model.belief import Belief
+from stam.model.belief import Belief, ensemble_log_probabilities
 from stam.model.policy import Decision, Policy
 from stam.model.randomness import Randomness
 from stam.scene.grid import Grid
@@ -196,11 +196,13 @@ class Trace:
     @classmethod
     def of(cls, steps: list[tuple[Tensor, Belief]], grid: Grid, temperature: float = 1.0) -> "Trace":
         """Puts together where each glimpse was sensed and what was believed after it."""
-        beliefs = [belief for _, belief in steps]
+        class_logits = torch.stack([belief.class_logits for _, belief in steps], dim=1)
+        distill_logits = torch.stack([belief.distill_logits for _, belief in steps], dim=1)
+        log_p = ensemble_log_probabilities(class_logits / temperature, distill_logits / temperature)
         return cls(
             locations=torch.stack([location for location, _ in steps], dim=1),
-            class_logits=torch.stack([belief.class_logits for belief in beliefs], dim=1),
-            distill_logits=torch.stack([belief.distill_logits for belief in beliefs], dim=1),
-            probabilities=torch.stack([belief.probabilities(temperature) for belief in beliefs], dim=1),
+            class_logits=class_logits,
+            distill_logits=distill_logits,
+            probabilities=log_p.exp(),
             grid=grid,
         )
