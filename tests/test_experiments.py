@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -161,15 +162,57 @@ def test_who_chooses(images, tmp_path):
 def test_zoo(images, tmp_path):
     digits = glyph_file(tmp_path)
     quick = ("--epochs", 1, "--batch-size", 4, "--device", "cpu", "--workers", 0)
-    out = tmp_path / "clutter"
-    shown = run("zoo.py", digits, "--out", out, "--systems", "ram", "stn", "stn-even", *quick)
+    out, packed = tmp_path / "clutter", tmp_path / "packed.tar.gz"
+    pack = ("--pack", packed)
+    shown = run("zoo.py", digits, "--out", out, "--systems", "ram", "stn", "stn-even", *quick, *pack)
     assert [line.split(" | ")[0] for line in shown.splitlines()[-3:]] == ["| ram", "| stn", "| stn-even"]
     assert {file.name for file in out.glob("*.json")} == {
         *("ram.json", "ram-random.json", "stn.json", "stn-even.json")
     }
+    with tarfile.open(packed) as archive:
+        assert {"clutter/ram.json", "clutter/stn-even.json", "clutter/ram.png"} <= set(archive.getnames())
+    again = run("zoo.py", digits, "--out", out, "--systems", "ram", "stn", *quick)
+    assert "ms a batch" not in again and "| ram |" in again  # what has a result is not trained again
     small = json.dumps({"image_size": 32, "glimpse_size": 16, "num_glimpses": 2, "backbone": "conv"})
     photos = tmp_path / "photos"
-    shown = run("zoo.py", images, "--out", photos, "--systems", "gfnet", "--set", small, *quick)
+    looks_at = ("--pictures", next(images.rglob("*.png")))
+    shown = run("zoo.py", images, "--out", photos, "--systems", "gfnet", "--set", small, *quick, *looks_at)
+    assert (photos / "gfnet.png").is_file()
     assert "| gfnet | yes | yes | 512 |" in shown
     found = load_evaluation(photos / "gfnet.json")
     assert found.settings["config"]["name"] == "gfnet" and found.num_glimpses == 2
+
+
+def test_the_classifier_without_a_sampler_has_as_many_updates(tmp_path):
+    digits, out = glyph_file(tmp_path), tmp_path / "out"
+    quick = ("--batch-size", 12, "--device", "cpu", "--workers", 0)
+    run("zoo.py", digits, "--out", out, "--systems", "stn", "--epochs", 3, *quick)
+    run("zoo.py", digits, "--out", out, "--systems", "stn-even:0.001", *quick)
+    one, other = (load_evaluation(out / f"{name}.json").settings["measured"] for name in ("stn", "stn-even"))
+    assert one["epochs"] == other["epochs"] == 3 and one["updates"] == other["updates"] == 6
+
+
+def test_zoo_tables(tmp_path):
+    """The page is what the results say, and writing it twice changes nothing."""
+    results, page = ROOT / "experiments/results/zoo", tmp_path / "zoo.md"
+    page.write_text((ROOT / "docs/zoo.md").read_text())
+    for name in ("images", "looking"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "looking/gfnet.png").write_bytes(b"picture")
+    write = ("--page", page, "--images", tmp_path / "images", "--looking", tmp_path / "looking", "--write")
+    shown = run("zoo_tables.py", "--results", results, *write)
+    assert "| DRAM | yes | no | 2,592 |" in shown and "better than random crops" in shown
+    text = page.read_text()
+    for row in shown.splitlines():
+        assert not row.startswith("|") or row in text
+    assert "![GFNet looking](images/zoo-gfnet.png)" in text
+    assert (tmp_path / "images/zoo-gfnet.png").read_bytes() == b"picture"
+    assert (tmp_path / "images/zoo-clutter.png").is_file()
+    run("zoo_tables.py", "--results", results, *write)
+    assert page.read_text() == text
+    (tmp_path / "empty.md").write_text("# A page without marks\n")
+    command = [sys.executable, str(ROOT / "experiments/zoo_tables.py"), "--results", str(results), "--write"]
+    given = ["--page", str(tmp_path / "empty.md"), "--images", str(tmp_path / "images")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([*command, *given], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "has no place for" in done.stderr
