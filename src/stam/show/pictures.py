@@ -253,9 +253,12 @@ def _draw_row(story: Story, most_frames: int) -> Image.Image:
     row = Image.new("RGB", (GAP + max(3, len(frames)) * (width + GAP), height + 34 + 46 + GAP), PAPER)
     draw = ImageDraw.Draw(row)
     share = story.share(story.num_glimpses)
-    write(draw, (GAP, 9), story.name, 15, INK, width=width * 2)
-    verdict = f"{story.num_glimpses} glimpses, {share:.0%} of the scene"
-    write(draw, (GAP + 2 * (width + GAP), 9), verdict, 15, SOFT)
+    write(draw, (GAP, 9), story.name, 15, INK, width=2 * width - GAP)
+    verdict = f"{story.num_glimpses} glimpse{'s' * (story.num_glimpses != 1)}, {share:.0%} of the scene"
+    if len(frames) > 3:
+        write(draw, (GAP + 2 * (width + GAP), 9), verdict, 15, SOFT)
+    else:  # a narrow row ends where the words do
+        write(draw, (row.width - GAP, 9), verdict, 15, SOFT, anchor="ra")
     for index, (count, frame) in enumerate(zip(counts, frames, strict=True)):
         left, below = GAP + index * (width + GAP), 34 + height + 6
         place_frame(row, frame, (left, 34))

@@ -3,8 +3,8 @@
 A policy sees the whole scene at low resolution and opens or closes a gate for every patch of a grid, all at
 once; a classifier sees the open patches at full resolution. Its logits are added to those of a classifier
 of the low-resolution view (the two-stream classifier). Three stages, as in the paper: the classifiers; the
-policy by REINFORCE with a self-critical baseline, all else fixed; policy and high-resolution classifier
-together, with a wrong answer costing more.
+policy by REINFORCE with a self-critical baseline, all else fixed (its pretraining); policy and
+high-resolution classifier together, with a wrong answer costing more (its joint fine-tuning, PatchDrop-Ft).
 
 Departs from the paper:
 - the high-resolution classifier meets random gates in its first stage, not whole scenes only;
