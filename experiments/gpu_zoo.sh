@@ -4,7 +4,8 @@
 #   DATA=data RUNS=runs RESULTS=results sh experiments/gpu_zoo.sh PART... [-- SECONDS]
 #
 # PART is one of: ram, digits, aid-1, aid-2, aid-3, imagenette-1, imagenette-2, imagenette-3.
-# SECONDS is the training time of each system on photographs, 45 by default.
+# SECONDS is the training time of each system on photographs, 45 by default. RAM_SECONDS is RAM's on digits.
+# ZOO_OPTIONS are more options of experiments/zoo.py, such as '--epochs 1 --device cpu' for a try.
 #
 # DATA holds mnist.npz, aid.tar, imagenette-train.tar, imagenette-val.tar and deit_tiny.safetensors (an
 # ImageNet-pretrained DeiT-Tiny), and pictures *.jpg to draw the systems with, if there are any.
@@ -29,17 +30,19 @@ while [ $# -gt 0 ]; do
 done
 
 digits() { # SYSTEM:SECONDS...
+    # shellcheck disable=SC2086  # options are words
     "$python" "$root/experiments/zoo.py" "$DATA/mnist.npz" --out "$RUNS/clutter" \
-        --pack "$RESULTS/clutter.tar.gz" --systems "$@"
+        --pack "$RESULTS/clutter.tar.gz" ${ZOO_OPTIONS:-} --systems "$@"
 }
 
 photographs() { # NAME FILES SYSTEM... [--agents AGENT]
     name=$1 files=$2
     shift 2
     pictures=$(find "$DATA" -maxdepth 1 -name '*.jpg')
-    # shellcheck disable=SC2086  # a path of data has no blanks
+    # shellcheck disable=SC2086  # options are words, and a path of data has no blanks
     "$python" "$root/experiments/zoo.py" "$DATA/$files" --out "$RUNS/$name" --init "$DATA/deit_tiny.safetensors" \
-        --pack "$RESULTS/$name.tar.gz" --seconds "$seconds" ${pictures:+--pictures $pictures} --systems "$@"
+        --pack "$RESULTS/$name.tar.gz" --seconds "$seconds" ${pictures:+--pictures $pictures} \
+        ${ZOO_OPTIONS:-} --systems "$@"
 }
 
 for part in $parts; do

@@ -192,6 +192,24 @@ def test_the_classifier_without_a_sampler_has_as_many_updates(tmp_path):
     assert one["epochs"] == other["epochs"] == 3 and one["updates"] == other["updates"] == 6
 
 
+def test_all_runs_of_the_zoo_in_parts(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    glyph_file(data).rename(data / "mnist.npz")
+    options = "--epochs 1 --batch-size 4 --device cpu --workers 0"
+    places = {"DATA": data, "RUNS": tmp_path / "runs", "RESULTS": tmp_path / "results"}
+    environment = os.environ | {key: str(path) for key, path in places.items()}
+    environment |= {"PYTHON": sys.executable, "ZOO_OPTIONS": options, "OMP_NUM_THREADS": "1"}
+    command = ["sh", str(ROOT / "experiments/gpu_zoo.sh")]
+    done = subprocess.run([*command, "ram"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / "results/clutter.tar.gz") as archive:
+        names = archive.getnames()
+    assert names == ["clutter/ram-random.json", "clutter/ram.json", "clutter/ram.png"]
+    done = subprocess.run([*command, "rom"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "unknown part 'rom'" in done.stderr
+
+
 def test_zoo_tables(tmp_path):
     """The page is what the results say, and writing it twice changes nothing."""
     results, page = ROOT / "experiments/results/zoo", tmp_path / "zoo.md"

@@ -72,18 +72,15 @@ class Ram(System):
         first, second, hidden = config.glimpse_width, 2 * config.glimpse_width, config.hidden_width
         self.glimpse = nn.ModuleDict(  # f_g: "what" and "where", joined (section 4.1)
             {
-                "what": nn.Linear(pixels, first),
-                "where": nn.Linear(2, first),
-                "from_what": nn.Linear(first, second),
-                "from_where": nn.Linear(first, second),
+                "what": for_relu(pixels, first),
+                "where": for_relu(2, first),
+                "from_what": for_relu(first, second),
+                "from_where": for_relu(first, second),
             }
         )
-        self.core = nn.ModuleDict(
-            {"state": nn.Linear(hidden, hidden), "input": nn.Linear(second, hidden)}
-        )  # f_h
-        for layer in (*self.glimpse.values(), self.core["input"]):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-        nn.init.orthogonal_(self.core["state"].weight)
+        state = nn.Linear(hidden, hidden)
+        nn.init.orthogonal_(state.weight)
+        self.core = nn.ModuleDict({"state": state, "input": for_relu(second, hidden)})  # f_h
         self.classifier = nn.Linear(hidden, config.num_classes)  # f_a
         self.early = nn.Linear(hidden, config.num_classes)  # the same before the last glimpse
         self.locator = nn.Linear(hidden, 2)  # f_l
@@ -145,3 +142,10 @@ class Ram(System):
                 places = 2 * random.uniform((len(images), 2), images.device) - 1
         size = [(config.glimpse_size, config.glimpse_size)] * config.num_scales
         return SceneTrace.of(boxes, [size] * num_glimpses, answers)
+
+
+def for_relu(inputs: int, outputs: int) -> nn.Linear:
+    """Returns a layer whose result, after ReLU, is about as large as what went in (He et al. 2015)."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    return layer
