@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from stam.data import (
     BatchLoader,
@@ -51,11 +52,13 @@ from stam.learning.runs import RunFolder
 from stam.learning.timing import synchronise
 from stam.model.agent import Looker
 from stam.prediction import Looking, predict
+from stam.scene.pixels import normalise
 from stam.show.figures.scenes import story_of
-from stam.show.pictures import save_strip
+from stam.show.pictures import GAP, PAPER, image_bytes, save_strip
 from stam.weights import load_agent
 from stam.weights.locate import NOTHING, find_agent
 from stam.zoo import SYSTEMS, System
+from stam.zoo.stn import Stn
 from stam.zoo.training import SystemLearner, ZooConfig, default_config, start, train_system, with_classes
 
 EVEN = "stn-even"
@@ -206,6 +209,8 @@ def draw(name: str, system: System, given: argparse.Namespace) -> None:
         found = predict(system, list(given.pictures), Looking())
         assert isinstance(found, list)
         save_strip([each.story for each in found], path)
+        if isinstance(system, Stn):
+            draw_bent(system, found[0].story.image, path)
         return
     reader = SceneReader(
         given.opened.val,
@@ -242,6 +247,22 @@ def evaluated(
     return evaluate(
         looker, given.opened.val, plan, source=source, name=name, settings=settings, progress=False
     )
+
+
+def draw_bent(system: Stn, image: np.ndarray, path: Path) -> None:
+    """Draws a scene, and what the classifier sees of it: the boxes of a look do not show how it is bent."""
+    pixels, facts = torch.from_numpy(image).permute(2, 0, 1)[None], system.facts
+    with torch.inference_mode():
+        seen = system.bent(normalise(pixels, facts.mean, facts.std).to(system.device)).cpu()[0]
+    mean, std = (torch.tensor(each)[:, None, None] for each in (facts.mean, facts.std))
+    bent = (255 * (seen * std + mean)).clamp(0, 255).byte().permute(1, 2, 0).numpy()
+    both = Image.new("RGB", (2 * image.shape[1] + GAP, image.shape[0]), PAPER)
+    both.paste(Image.fromarray(image), (0, 0))
+    both.paste(
+        Image.fromarray(bent).resize(image.shape[1::-1], Image.Resampling.NEAREST),
+        (both.width // 2 + GAP // 2, 0),
+    )
+    save_content(path, image_bytes(both, path))
 
 
 def pack(out: Path, file: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from images import make_image_folder
+from PIL import Image
 from zooing import glyph_file
 
 import stam
@@ -178,6 +179,10 @@ def test_zoo(images, tmp_path):
     looks_at = ("--pictures", next(images.rglob("*.png")))
     shown = run("zoo.py", images, "--out", photos, "--systems", "gfnet", "--set", small, *quick, *looks_at)
     assert (photos / "gfnet.png").is_file()
+    bends = {"image_size": 32, "sampled_size": 16, "saliency_size": 16, "num_points": 9, "backbone": "conv"}
+    run("zoo.py", images, "--out", photos, "--systems", "stn", "--set", json.dumps(bends), *quick, *looks_at)
+    with Image.open(photos / "stn.png") as picture:
+        assert picture.size == (2 * 32 + 14, 32)  # the scene, and what is made of it
     assert "| gfnet | yes | yes | 512 |" in shown
     found = load_evaluation(photos / "gfnet.json")
     assert found.settings["config"]["name"] == "gfnet" and found.num_glimpses == 2

@@ -346,6 +346,18 @@ def test_a_wrong_answer_costs_patchdrop_more_when_all_is_trained(monkeypatch):
     assert reward(answer, gates, torch.tensor([0, 1]), -10).tolist() == [1 - 0.5**2, -10]
 
 
+def test_patchdrop_learns_its_gates_from_the_open_patches_alone(monkeypatch):
+    """With the low-resolution view every gate would close while the policy is trained alone."""
+    system, calls = small("patchdrop"), []
+    low = system.answer_low
+    monkeypatch.setattr(system, "answer_low", lambda images: calls.append(1) or low(images))
+    labels = torch.arange(12) % 3
+    stage_losses(system, "policy", labels)
+    assert not calls
+    stage_losses(system, "together", labels)
+    assert calls
+
+
 def test_stages_share_the_batches():
     stages = (Stage("a", 0.5, ()), Stage("b", 0.25, ()), Stage("c", 0.25, ()))
     assert stage_ends(stages, 100) == [50, 75, 100] and stage_ends(stages, 3)[-1] == 3
