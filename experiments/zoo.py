@@ -7,16 +7,21 @@
 A short probe of every stage says how many epochs fit into the seconds. Weights after the last update are
 evaluated, so the test scenes select nothing. Photographs to train on lie on the GPU, digits are painted
 there. Every system is evaluated with its own policy and, where it has one, with the random policy;
-`stn-even` is STN's classifier without its sampler. Agents of ours are evaluated on the same scenes.
+`stn-even` is STN's classifier without its sampler, with as many updates as STN had, where that was trained
+before. Agents of ours are evaluated on the same scenes.
 
 OUT/NAME is a run that `stam evaluate`, `stam figures` and `stam serve` take, OUT/NAME.json a result that
-`stam compare` takes, OUT/NAME.png shows it looking at two scenes. The table has all results in OUT, those
-of earlier calls too. `experiments/zoo_tables.py` writes the tables and pictures of docs/zoo.md from them.
+`stam compare` takes, OUT/NAME.png shows it looking at two scenes, or at the pictures of `--pictures`. A
+system that has a result is left out, so a command that was cut short can be given again; `--pack` keeps a
+tar of all results up to date. The table has all results in OUT, those of earlier calls too.
+`experiments/zoo_tables.py` writes the tables and pictures of docs/zoo.md from them.
 """
 
 import argparse
 import dataclasses
+import io
 import json
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from stam.data import (
     BatchLoader,
@@ -39,16 +45,20 @@ from stam.data import (
 from stam.evaluation import Evaluation, EvaluationPlan, evaluate, load_evaluation, save_evaluation
 from stam.evaluation.examples import collect_examples
 from stam.evaluation.scenes import SceneReader
+from stam.files import save_content
 from stam.learning.loop import Place
 from stam.learning.optimisation import choose_device
 from stam.learning.runs import RunFolder
 from stam.learning.timing import synchronise
 from stam.model.agent import Looker
+from stam.prediction import Looking, predict
+from stam.scene.pixels import normalise
 from stam.show.figures.scenes import story_of
-from stam.show.pictures import save_strip
+from stam.show.pictures import GAP, PAPER, image_bytes, save_strip
 from stam.weights import load_agent
 from stam.weights.locate import NOTHING, find_agent
 from stam.zoo import SYSTEMS, System
+from stam.zoo.stn import Stn
 from stam.zoo.training import SystemLearner, ZooConfig, default_config, start, train_system, with_classes
 
 EVEN = "stn-even"
@@ -116,10 +126,11 @@ def configure(name: str, given: argparse.Namespace, classes: tuple[str, ...]) ->
         system = dataclasses.replace(system, sampler=False)  # type: ignore[call-arg]
     grey = isinstance(given.opened.train, ClutteredScenes)
     batch_size = BATCH_SIZE["digits" if grey else "photographs"] // SMALLER.get(name, 1)
+    rates = {"lr": given.lr, "backbone_lr": given.backbone_lr}
     training = dataclasses.replace(
         config.training,
+        **{key: rate for key, rate in rates.items() if rate is not None},
         batch_size=given.batch_size or batch_size,
-        lr=given.lr,
         seed=given.seed,
         device=given.device,
         validate_every=1_000_000,
@@ -156,7 +167,7 @@ def train(name: str, seconds: float, given: argparse.Namespace) -> None:
     began = time.monotonic()
     each = seconds_a_batch(config, splits)
     an_epoch = max(len(splits.train) // config.training.batch_size, 1)
-    epochs = max(1, int(seconds / each / an_epoch)) if given.epochs is None else given.epochs
+    epochs = given.epochs or epochs_of_twin(name, given.out) or max(1, int(seconds / each / an_epoch))
     config = dataclasses.replace(config, training=dataclasses.replace(config.training, epochs=epochs))
     print(
         f"{name}: {1000 * each:.2f} ms a batch of {config.training.batch_size}, {epochs} epochs; "
@@ -171,15 +182,36 @@ def train(name: str, seconds: float, given: argparse.Namespace) -> None:
     measure(name, system, config, given, measured | {"updates": epochs * an_epoch})
 
 
+def epochs_of_twin(name: str, out: Path) -> int | None:
+    """Returns how long STN was trained, for the classifier without its sampler: both get equal updates."""
+    twin = out / "stn.json"
+    if name != EVEN or not twin.is_file():
+        return None
+    return int(load_evaluation(twin).settings["measured"]["epochs"])
+
+
 def measure(name: str, system: System, config: ZooConfig, given: argparse.Namespace, more: dict) -> None:
     settings = {"recipe": name, "seed": config.training.seed, "measured": more}
     settings["config"] = json.loads(json.dumps(dataclasses.asdict(config)))
     grey = config.system.grey or not system.backbones()
-    for policy in system.policies:
+    for policy in reversed(system.policies):  # its own last: a result without the other is not done
         plan = plan_of(given, policy=policy, precision="float32" if grey else "auto")
         title, suffix = (name, "") if policy == "learned" else (f"{name}, {policy}", f"-{policy}")
         save_evaluation(evaluated(system, title, plan, settings, given), given.out / f"{name}{suffix}.json")
-    facts = system.facts
+    draw(name, system, given)
+    print(f"{name}: trained {more['seconds']:.0f} s; {line_of(given.out, name)}", flush=True)
+
+
+def draw(name: str, system: System, given: argparse.Namespace) -> None:
+    """Draws a system looking: at pictures that were given, or at scenes of the data."""
+    path, facts = given.out / f"{name}.png", system.facts
+    if given.pictures:
+        found = predict(system, list(given.pictures), Looking())
+        assert isinstance(found, list)
+        save_strip([each.story for each in found], path)
+        if isinstance(system, Stn):
+            draw_bent(system, found[0].story.image, path)
+        return
     reader = SceneReader(
         given.opened.val,
         facts.image_size,
@@ -189,15 +221,16 @@ def measure(name: str, system: System, config: ZooConfig, given: argparse.Namesp
         progress=False,
     )
     examples = collect_examples(system, reader, 2, facts.most_glimpses, facts.policy)
-    save_strip([story_of(each) for each in examples], given.out / f"{name}.png")
-    print(f"{name}: trained {more['seconds']:.0f} s; {line_of(given.out, name)}", flush=True)
+    save_strip([story_of(each) for each in examples], path)
 
 
 def measure_agent(path: Path, given: argparse.Namespace) -> None:
     """Evaluates an agent of ours on the same scenes."""
     agent = load_agent(find_agent(path).folder).to(given.device_used)
     config = {"training": {}, "agent": json.loads(json.dumps(dataclasses.asdict(agent.config)))}
-    plan = plan_of(given, precision="auto", most_timed=0, low_resolution=False)
+    plan = plan_of(
+        given, precision="auto", most_timed=0, low_resolution=False, num_glimpses=given.agent_glimpses
+    )
     found = evaluated(agent.eval(), path.name, plan, {"recipe": "stam", "config": config}, given)
     save_evaluation(found, given.out / f"{path.name}.json")
 
@@ -214,6 +247,31 @@ def evaluated(
     return evaluate(
         looker, given.opened.val, plan, source=source, name=name, settings=settings, progress=False
     )
+
+
+def draw_bent(system: Stn, image: np.ndarray, path: Path) -> None:
+    """Draws a scene, and what the classifier sees of it: the boxes of a look do not show how it is bent."""
+    pixels, facts = torch.from_numpy(image).permute(2, 0, 1)[None], system.facts
+    with torch.inference_mode():
+        seen = system.bent(normalise(pixels, facts.mean, facts.std).to(system.device)).cpu()[0]
+    mean, std = (torch.tensor(each)[:, None, None] for each in (facts.mean, facts.std))
+    bent = (255 * (seen * std + mean)).clamp(0, 255).byte().permute(1, 2, 0).numpy()
+    both = Image.new("RGB", (2 * image.shape[1] + GAP, image.shape[0]), PAPER)
+    both.paste(Image.fromarray(image), (0, 0))
+    both.paste(
+        Image.fromarray(bent).resize(image.shape[1::-1], Image.Resampling.NEAREST),
+        (both.width // 2 + GAP // 2, 0),
+    )
+    save_content(path, image_bytes(both, path))
+
+
+def pack(out: Path, file: Path) -> None:
+    """Puts all results and pictures into one tar, without the weights."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for path in sorted((*out.glob("*.json"), *out.glob("*.png"))):
+            archive.add(path, f"{out.name}/{path.name}")
+    save_content(file, content.getvalue())
 
 
 def line_of(out: Path, name: str) -> str:
@@ -241,6 +299,11 @@ HEAD = (
 )
 
 
+def packed(given: argparse.Namespace) -> None:
+    if given.pack is not None:
+        pack(given.out, given.pack)
+
+
 def parted(asked: str) -> tuple[str, str, str]:
     """Splits NAME:SECONDS."""
     return asked.partition(":")
@@ -259,11 +322,13 @@ def main() -> None:
         help=f"of {', '.join(SYSTEMS)}, {EVEN}; NAME:SECONDS gives one its own time",
     )
     parser.add_argument("--agents", nargs="*", type=Path, default=[], help="runs of STAM to evaluate too")
+    parser.add_argument("--agent-glimpses", type=int, default=21, help="of each run of STAM")
     parser.add_argument("--seconds", type=float, default=60.0, help="of training, for each system")
     parser.add_argument("--epochs", type=int, help="epochs instead of seconds")
     parser.add_argument("--init", default=NOTHING, help="a DeiT-Tiny's weights, for systems on photographs")
     parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, help="of all but a DeiT, instead of the default")
+    parser.add_argument("--backbone-lr", type=float, help="of a DeiT, instead of the default")
     parser.add_argument(
         "--seeds", type=int, default=1, help="of the evaluation, for systems that begin at random"
     )
@@ -271,6 +336,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--limit", type=int, help="of the scenes to evaluate, for a try")
+    parser.add_argument("--pictures", nargs="*", type=Path, default=[], help="images to draw systems with")
+    parser.add_argument("--pack", type=Path, help="a .tar.gz file for all results, written after each system")
     parser.add_argument("--set", type=json.loads, default={}, help='settings, such as {"location_std": 0.2}')
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -284,9 +351,12 @@ def main() -> None:
         chosen = np.linspace(0, len(given.opened.val) - 1, given.limit).astype(np.int64)
         given.opened = dataclasses.replace(given.opened, val=Subset(given.opened.val, chosen))
     for name, seconds in asked:
-        train(name, seconds, given)
+        if not (given.out / f"{name}.json").is_file():
+            train(name, seconds, given)
+            packed(given)
     for path in given.agents:
         measure_agent(path, given)
+        packed(given)
     print(f"\n| {' | '.join(HEAD)} |")
     print("|---|---|---|--:|--:|--:|--:|---|")
     for name in sorted(file.stem for file in given.out.glob("*.json")):

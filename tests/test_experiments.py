@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 import torch
 from images import make_image_folder
+from PIL import Image
 from zooing import glyph_file
 
 import stam
@@ -161,15 +163,79 @@ def test_who_chooses(images, tmp_path):
 def test_zoo(images, tmp_path):
     digits = glyph_file(tmp_path)
     quick = ("--epochs", 1, "--batch-size", 4, "--device", "cpu", "--workers", 0)
-    out = tmp_path / "clutter"
-    shown = run("zoo.py", digits, "--out", out, "--systems", "ram", "stn", "stn-even", *quick)
+    out, packed = tmp_path / "clutter", tmp_path / "packed.tar.gz"
+    pack = ("--pack", packed)
+    shown = run("zoo.py", digits, "--out", out, "--systems", "ram", "stn", "stn-even", *quick, *pack)
     assert [line.split(" | ")[0] for line in shown.splitlines()[-3:]] == ["| ram", "| stn", "| stn-even"]
     assert {file.name for file in out.glob("*.json")} == {
         *("ram.json", "ram-random.json", "stn.json", "stn-even.json")
     }
+    with tarfile.open(packed) as archive:
+        assert {"clutter/ram.json", "clutter/stn-even.json", "clutter/ram.png"} <= set(archive.getnames())
+    again = run("zoo.py", digits, "--out", out, "--systems", "ram", "stn", *quick)
+    assert "ms a batch" not in again and "| ram |" in again  # what has a result is not trained again
     small = json.dumps({"image_size": 32, "glimpse_size": 16, "num_glimpses": 2, "backbone": "conv"})
     photos = tmp_path / "photos"
-    shown = run("zoo.py", images, "--out", photos, "--systems", "gfnet", "--set", small, *quick)
+    looks_at = ("--pictures", next(images.rglob("*.png")))
+    shown = run("zoo.py", images, "--out", photos, "--systems", "gfnet", "--set", small, *quick, *looks_at)
+    assert (photos / "gfnet.png").is_file()
+    bends = {"image_size": 32, "sampled_size": 16, "saliency_size": 16, "num_points": 9, "backbone": "conv"}
+    run("zoo.py", images, "--out", photos, "--systems", "stn", "--set", json.dumps(bends), *quick, *looks_at)
+    with Image.open(photos / "stn.png") as picture:
+        assert picture.size == (2 * 32 + 14, 32)  # the scene, and what is made of it
     assert "| gfnet | yes | yes | 512 |" in shown
     found = load_evaluation(photos / "gfnet.json")
     assert found.settings["config"]["name"] == "gfnet" and found.num_glimpses == 2
+
+
+def test_the_classifier_without_a_sampler_has_as_many_updates(tmp_path):
+    digits, out = glyph_file(tmp_path), tmp_path / "out"
+    quick = ("--batch-size", 12, "--device", "cpu", "--workers", 0)
+    run("zoo.py", digits, "--out", out, "--systems", "stn", "--epochs", 3, *quick)
+    run("zoo.py", digits, "--out", out, "--systems", "stn-even:0.001", *quick)
+    one, other = (load_evaluation(out / f"{name}.json").settings["measured"] for name in ("stn", "stn-even"))
+    assert one["epochs"] == other["epochs"] == 3 and one["updates"] == other["updates"] == 6
+
+
+def test_all_runs_of_the_zoo_in_parts(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    glyph_file(data).rename(data / "mnist.npz")
+    options = "--epochs 1 --batch-size 4 --device cpu --workers 0"
+    places = {"DATA": data, "RUNS": tmp_path / "runs", "RESULTS": tmp_path / "results"}
+    environment = os.environ | {key: str(path) for key, path in places.items()}
+    environment |= {"PYTHON": sys.executable, "ZOO_OPTIONS": options, "OMP_NUM_THREADS": "1"}
+    command = ["sh", str(ROOT / "experiments/gpu_zoo.sh")]
+    done = subprocess.run([*command, "ram"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / "results/clutter.tar.gz") as archive:
+        names = archive.getnames()
+    assert names == ["clutter/ram-random.json", "clutter/ram.json", "clutter/ram.png"]
+    done = subprocess.run([*command, "rom"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "unknown part 'rom'" in done.stderr
+
+
+def test_zoo_tables(tmp_path):
+    """The page is what the results say, and writing it twice changes nothing."""
+    results, page = ROOT / "experiments/results/zoo", tmp_path / "zoo.md"
+    page.write_text((ROOT / "docs/zoo.md").read_text())
+    for name in ("images", "looking"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "looking/gfnet.png").write_bytes(b"picture")
+    write = ("--page", page, "--images", tmp_path / "images", "--looking", tmp_path / "looking", "--write")
+    shown = run("zoo_tables.py", "--results", results, *write)
+    assert "| DRAM | yes | no | 2,592 |" in shown and "better than random crops" in shown
+    text = page.read_text()
+    for row in shown.splitlines():
+        assert not row.startswith("|") or row in text
+    assert "![GFNet looking](images/zoo-gfnet.png)" in text
+    assert (tmp_path / "images/zoo-gfnet.png").read_bytes() == b"picture"
+    assert (tmp_path / "images/zoo-clutter.png").is_file()
+    run("zoo_tables.py", "--results", results, *write)
+    assert page.read_text() == text
+    (tmp_path / "empty.md").write_text("# A page without marks\n")
+    command = [sys.executable, str(ROOT / "experiments/zoo_tables.py"), "--results", str(results), "--write"]
+    given = ["--page", str(tmp_path / "empty.md"), "--images", str(tmp_path / "images")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([*command, *given], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "has no place for" in done.stderr

@@ -25,6 +25,7 @@ from stam.show.figures import (
     scenes,
     to_bytes,
 )
+from stam.show.figures.style import colour_and_line
 
 METRICS = [{"epoch": n, "loss/actor": 1.0 / (n + 1), "val/accuracy@3": 0.1 * n} for n in range(4)]
 
@@ -172,3 +173,9 @@ def test_a_missing_matplotlib_names_the_extra(monkeypatch):
 
     with pytest.raises(MissingPackageError, match=r"pip install .*\[figures\]'"):
         require_package("matplotlib", extra="figures")
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
+def test_more_runs_than_colours_are_told_apart(theme):
+    drawn = [colour_and_line(theme, position) for position in range(2 * len(theme.colours))]
+    assert len(set(drawn)) == len(drawn)

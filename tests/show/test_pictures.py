@@ -12,9 +12,11 @@ from stam.show.animations import animation_bytes, draw_animation
 from stam.show.pictures import (
     ACCENT,
     COVER,
+    GAP,
     INK,
     NEWEST,
     NEXT,
+    PAPER,
     RIGHT,
     WRONG,
     Story,
@@ -89,6 +91,14 @@ def test_a_policy_map_colours_what_was_not_seen_and_frames_the_next_glimpse(stor
     top_left = np.asarray(frame)[: 8 * SCALE, : 8 * SCALE, :3]  # location 0, the next
     assert (top_left == NEXT).all(axis=2).any()
     assert not (cell(frame, 5)[..., :3] == colours[5]).all()
+
+
+@pytest.mark.parametrize("num_glimpses", [1, 2, 3])
+def test_words_above_a_short_strip_are_not_cut(story, num_glimpses):
+    few = {key: getattr(story, key)[:num_glimpses] for key in ("locations", "labels", "confidences")}
+    strip = np.asarray(draw_strip([dataclasses.replace(story, **few)]))
+    words = (strip[:30] != PAPER).any(axis=2).any(axis=0)
+    assert words[-200:].any() and not words[-GAP:].any()
 
 
 def test_a_strip_shows_the_first_glimpses_and_the_last():

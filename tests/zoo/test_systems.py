@@ -154,6 +154,55 @@ def test_ram_sees_nothing_but_its_glimpses():
     )
 
 
+def test_each_loss_of_ram_trains_what_its_paper_says():
+    """REINFORCE moves the locator alone; answers before the last are read off states and change none."""
+    system = small("ram")
+    images = glyph_scenes().paint(np.arange(12)).images.float().mean(dim=1, keepdim=True) / 255
+    losses = system.losses("together", images, torch.arange(12) % 3, RandomSource())
+    expected = {
+        "classification": {"glimpse", "core", "classifier"},
+        "early": {"early"},
+        "policy": {"locator"},
+        "baseline": {"baseline"},
+    }
+    assert losses.keys() == expected.keys()
+    for name, loss in losses.items():
+        system.zero_grad(set_to_none=True)
+        loss.backward(retain_graph=True)
+        moved = {key.split(".")[0] for key, value in system.named_parameters() if value.grad is not None}
+        assert moved == expected[name], name
+
+
+def test_reinforce_of_ram_follows_the_reward():
+    """Where looking further down is rewarded, the mean of the policy moves down."""
+    system = small("ram", num_glimpses=2, location_std=0.2)
+    images, labels = torch.zeros(512, 1, 24, 24), torch.zeros(512, dtype=torch.long)
+    torch.nn.init.zeros_(system.locator.weight)
+    torch.nn.init.zeros_(system.locator.bias)
+    visited = []
+    step = system.step
+
+    def notes_places(levels, places, state):
+        visited.append(places)
+        return step(levels, places, state)
+
+    system.step = notes_places
+    system.classifier = torch.nn.Identity()  # the answer is the state
+    system.core["input"].register_forward_hook(lambda *given: _right_below(visited[-1], given[-1]))
+    torch.nn.init.zeros_(system.core["state"].weight)
+    random = RandomSource(torch.Generator().manual_seed(0))
+    system.losses("together", images, labels, random)["policy"].backward()
+    down, right = system.locator.bias.grad.tolist()  # minimised: its negative is where the mean goes
+    assert down < 0 and abs(right) < abs(down) / 3
+
+
+def _right_below(places, states):
+    """Returns states whose largest entry is the first where a place lies below the middle."""
+    made = torch.zeros_like(states)
+    made[:, 0], made[:, 1] = (places[:, 0] > 0).float(), (places[:, 0] <= 0).float()
+    return made
+
+
 @pytest.mark.parametrize("name", ["dram", "saccader"])
 def test_who_classifies_from_glimpses_alone_does(name):
     """The whole scene may move the looks; with looks held where they are it must change nothing."""
@@ -295,6 +344,18 @@ def test_a_wrong_answer_costs_patchdrop_more_when_all_is_trained(monkeypatch):
     assert costs == [-0.5, -0.5, -10, -10]
     answer, gates = torch.tensor([[3.0, 0], [3, 0]]), torch.tensor([[1.0, 1, 0, 0], [1, 0, 0, 0]])
     assert reward(answer, gates, torch.tensor([0, 1]), -10).tolist() == [1 - 0.5**2, -10]
+
+
+def test_patchdrop_learns_its_gates_from_the_open_patches_alone(monkeypatch):
+    """With the low-resolution view every gate would close while the policy is trained alone."""
+    system, calls = small("patchdrop"), []
+    low = system.answer_low
+    monkeypatch.setattr(system, "answer_low", lambda images: calls.append(1) or low(images))
+    labels = torch.arange(12) % 3
+    stage_losses(system, "policy", labels)
+    assert not calls
+    stage_losses(system, "together", labels)
+    assert calls
 
 
 def test_stages_share_the_batches():

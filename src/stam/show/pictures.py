@@ -264,7 +264,8 @@ def _draw_row(story: Story, most_frames: int) -> Image.Image:
     row = Image.new("RGB", (GAP + max(3, len(frames)) * (width + GAP), height + 34 + 46 + GAP), PAPER)
     draw = ImageDraw.Draw(row)
     share = story.share(story.num_glimpses)
-    verdict = f"{story.num_glimpses} glimpses, {share:.0%} of the scene{', unsure' if story.unsure else ''}"
+    looks = f"{story.num_glimpses} glimpse{'s' * (story.num_glimpses != 1)}"
+    verdict = f"{looks}, {share:.0%} of the scene{', unsure' if story.unsure else ''}"
     room = row.width - GAP - round(ImageFont.load_default(15).getlength(verdict))
     beside = max(GAP, min(GAP + 2 * (width + GAP), room))  # few frames leave less room
     write(draw, (GAP, 9), story.name, 15, INK, width=beside - 2 * GAP)

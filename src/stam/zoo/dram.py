@@ -1,8 +1,10 @@
 """DRAM: Ba, Mnih, Kavukcuoglu, "Multiple Object Recognition with Visual Attention", ICLR 2015.
 
-The whole scene at low resolution starts the second of two recurrent networks, which says where to look; the
-first one, which never sees that context, joins the glimpses and classifies. Table 1 of the STAM paper has
-it with eight glimpses of 77 pixels, as later authors ran it.
+The whole scene at low resolution (the paper's context network) starts the second of two recurrent networks,
+which says where to look (its emission network); the first one, which never sees that context, joins what
+the glimpse network makes of each glimpse, and the classification network reads it. Training is the paper's
+"Learning where and what". Table 1 of the STAM paper has it with eight glimpses of 77 pixels, as later
+authors ran it.
 
 Departs from the paper:
 - the classifier is trained after every glimpse, so that each can be evaluated (the paper: once an object);

@@ -1,9 +1,9 @@
 """GFNet: Wang, Lv, Huang, Song, Yang, Huang, "Glance and Focus", NeurIPS 2020.
 
-The whole scene at low resolution first (glance), then crops of the same size at full resolution (focus),
-each where a policy says. A recurrent classifier answers after every look (section 3.1). Three stages, I to
-III of section 3.3: encoders and classifier with random crops; the policy by PPO, all else fixed; encoders
-and classifier again, with the policy's crops.
+The whole scene at low resolution first (the paper's Glance Step), then crops of the same size at full
+resolution (its Focus Stage), each where a policy says. A recurrent classifier answers after every look.
+Training has the paper's Stages I to III: encoders and classifier with random crops; the policy by PPO, all
+else fixed; encoders and classifier again, with the policy's crops.
 
 Departs from the paper:
 - one update a batch, as the authors' code has it: the ratio of PPO is 1 then, and its clipping never acts;
@@ -27,12 +27,12 @@ from stam.zoo.sensing import crop, crop_boxes, inside, shrunk, whole_boxes
 from stam.zoo.system import LEARNED, RANDOM, Stage, System, SystemConfig, draw_places
 
 _DRAWN = "drawn"
-_MAP_CHANNELS = 32  # of the policy's 1x1 convolution (appendix A.1)
+_MAP_CHANNELS = 32  # of the policy's 1x1 convolution (appendix A, "Implementation Details")
 
 
 @dataclass(frozen=True)
 class GfnetConfig(SystemConfig):
-    """GFNet's settings, as in its appendix A.
+    """GFNet's settings, as in its appendix A, "Implementation Details".
 
     Attributes:
         glimpse_size: Pixels of the glance, and of a crop.
@@ -42,7 +42,7 @@ class GfnetConfig(SystemConfig):
         discount: Of later rewards (gamma).
         clip: How far the ratio of PPO may be from 1.
         value_weight: Weight of the critic's loss.
-        alone_weight: Weight of the answers of each look alone (lambda in section 3.4).
+        alone_weight: Weight of the answers of each look alone (the paper's regularisation, lambda).
         backbone: Of both encoders: conv or deit-tiny.
     """
 
@@ -110,7 +110,7 @@ class Gfnet(System):
         self.critic = nn.Linear(width, 1)
 
     def encode(self, images: Tensor, places: Float[Tensor, "batch 2"] | None) -> tuple[Tensor, Tensor]:
-        """Returns the features e of the glance, or of crops at places, and their map."""
+        """Returns the features e_1 = f_G(x_1) of the glance, or e_t = f_L(x_t) of crops, and their map."""
         size = self.config.glimpse_size
         if places is None:
             return self.glance.with_map(shrunk(images, size))
@@ -131,7 +131,7 @@ class Gfnet(System):
         places = None
         for number in range(num_glimpses):
             features, places_map = self.encode(images, places)
-            memory = self.recurrent(features, memory)
+            memory = self.recurrent(features, memory)  # p_t = f_C(e_1, ..., e_t)
             looks.answers.append(self.classifier(memory).float())
             looks.alone.append(self.alone[min(number, 1)](features).float())
             if number + 1 == num_glimpses:
@@ -139,7 +139,7 @@ class Gfnet(System):
             if way == RANDOM:
                 places = 2 * random.uniform((len(images), 2), images.device) - 1
             else:
-                state = self.policy(self.state(places_map.detach()), state)
+                state = self.policy(self.state(places_map.detach()), state)  # l_t ~ pi(. | e_1, ..., e_t)
                 looks.values.append(self.critic(state).squeeze(1).float())
                 places = torch.tanh(self.actor(state).float())
             if way == _DRAWN:

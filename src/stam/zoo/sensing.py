@@ -26,10 +26,11 @@ def crops(
 ) -> Float[Tensor, "batch count channels side side"]:
     """Senses a square of `side` pixels at several places of each scene, bilinearly."""
     height, width = images.shape[2:]
-    steps = (torch.arange(side, device=images.device) + 0.5 - side / 2) * 2  # pixels from the centre, doubled
+    # centres of the crop's pixels around its own, where 2 is the whole scene: few kernels, since all wait
     rows, columns = (
-        places[..., 0, None] + steps / height,
-        places[..., 1, None] + steps / width,
+        places[..., axis, None]
+        + torch.linspace((1 - side) / size, (side - 1) / size, side, device=images.device)
+        for axis, size in enumerate((height, width))
     )  # (B, k, side)
     grid = torch.stack(torch.broadcast_tensors(columns[:, :, None, :], rows[:, :, :, None]), dim=-1)
     # one below the other, (B, k * side, side, 2): all crops of a scene in one call

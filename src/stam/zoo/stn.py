@@ -71,7 +71,7 @@ class Stn(System):
         self.register_buffer("pull", attraction(config.kernel_width, config.num_points), persistent=False)
 
     def map(self, images: Tensor) -> Float[Tensor, "batch 1 points points"]:
-        """Returns the saliency S of every point: positive, and 1 in all (the saliency network)."""
+        """Returns the saliency S of every point: positive, 1 in all (section 3.1, saliency network)."""
         rated = self.rate(self.saliency(shrunk(images, self.config.saliency_size))).float()
         points = (self.config.num_points, self.config.num_points)
         rated = F.interpolate(rated, size=points, mode="bilinear", align_corners=False)
@@ -94,20 +94,22 @@ class Stn(System):
         pulled = F.interpolate(pulled, size=size, mode="bilinear", align_corners=True)
         return pulled.permute(0, 2, 3, 1).clamp(-1, 1)
 
+    def bent(self, images: Tensor) -> Float[Tensor, "batch channels size size"]:
+        """Senses the scene by the bent grid: what the classifier sees (equation 1)."""
+        if not self.config.sampler:
+            return shrunk(images, self.config.sampled_size)
+        saliency = self.map(images)
+        with torch.autocast(images.device.type, enabled=False):  # bfloat16 is too coarse for places
+            return F.grid_sample(images, self.grid(saliency), align_corners=True)
+
     def answer(self, images: Tensor) -> Float[Tensor, "batch classes"]:
         """Bends the scene and classifies it."""
-        if not self.config.sampler:
-            seen = shrunk(images, self.config.sampled_size)
-        else:
-            saliency = self.map(images)
-            with torch.autocast(images.device.type, enabled=False):  # bfloat16 is too coarse for places
-                seen = F.grid_sample(images, self.grid(saliency), align_corners=True)
-        return self.classifier(self.task(seen)).float()
+        return self.classifier(self.task(self.bent(images))).float()
 
     def losses(
         self, stage: str, images: Tensor, labels: Int[Tensor, " batch"], random: RandomSource
     ) -> dict[str, Tensor]:
-        """Cross-entropy; its gradient bends the grid."""
+        """Cross-entropy; its gradient bends the grid (section 3.2)."""
         return {"classification": F.cross_entropy(self.answer(images), labels)}
 
     def rollout(self, images: Tensor, num_glimpses: int, policy: str, random: RandomSource) -> SceneTrace:

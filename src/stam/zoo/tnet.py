@@ -1,10 +1,11 @@
 """TNet: Papadopoulos, Korus, Memon, "Hard-Attention for Scalable Image Classification", NeurIPS 2021.
 
-The whole scene at low resolution gives features and, from its feature map, a rating of every cell of a
-grid. The best cells are then sensed at full resolution. The features of all looks, each with the position
-it was sensed at, are averaged and classified (section 3.1). The location module is trained by REINFORCE
-(section 3.2). Every feature vector is also classified and rewarded alone, the per-feature regularisation of
-section 3.3, which tells the location module which of its cells was worth it.
+The whole scene at low resolution gives features (the feature extraction module) and, from its feature map,
+a rating of every cell of a grid (the location module). The best cells are then sensed at full resolution.
+The features of all looks, each with the position it was sensed at (the positional encoding module), are
+averaged and classified (the classification module). The location module is trained by REINFORCE (the
+paper's learning rule). Every feature vector is also classified and rewarded alone, the paper's per-feature
+regularisation, which tells the location module which of its cells was worth it.
 
 Departs from the paper:
 - one level of attention, as it has for ImageNet; the paper can go into the cells of cells;
@@ -102,7 +103,10 @@ class Tnet(System):
     def classify(
         self, images: Tensor, whole: Tensor, cells: Int[Tensor, "batch chosen"]
     ) -> tuple[Float[Tensor, "batch looks classes"], Float[Tensor, "batch looks classes"]]:
-        """Senses cells; returns the answers after each look, and those of each look alone."""
+        """Senses cells; returns the answers after each look, and those of each look alone.
+
+        Feature extraction, positional encoding and classification modules.
+        """
         size = self.config.glimpse_size
         places = inside(self._cells(images.device), size, self.facts.image_size)[cells]  # (B, k, 2)
         features = whole[:, None]
@@ -122,7 +126,7 @@ class Tnet(System):
     def losses(
         self, stage: str, images: Tensor, labels: Int[Tensor, " batch"], random: RandomSource
     ) -> dict[str, Tensor]:
-        """Cross-entropy and REINFORCE, of all looks together and of each alone."""
+        """The learning rule, with per-feature regularisation: of all looks together, and of each alone."""
         whole, logits = self.begin(images)
         cells, scores = self.choose(logits, self.config.num_glimpses - 1, "drawn", random)
         answers, alone = self.classify(images, whole, cells)

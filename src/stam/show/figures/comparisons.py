@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from stam.evaluation.comparison import AS_PUBLISHED, Comparison
 from stam.show.figures.curves import X_LABELS, count_axis, draw_band, draw_curve, x_values
-from stam.show.figures.style import COLUMN, LIGHT, LINES, SMALL, Theme, dress, legend, new_figure
+from stam.show.figures.style import COLUMN, LIGHT, SMALL, Theme, colour_and_line, dress, legend, new_figure
 
 
 def curves(comparison: Comparison, x: str | None = None, theme: Theme = LIGHT) -> Figure:
@@ -81,7 +81,7 @@ def early_exits(comparison: Comparison, theme: Theme = LIGHT) -> Figure:
     for position, (name, evaluation) in enumerate(zip(comparison.names, comparison.evaluations, strict=True)):
         sweep = evaluation.early_exit.calibrated
         share = 100 * evaluation.share_after(sweep.mean_glimpses)
-        colour, line = theme.colours[position % len(theme.colours)], LINES[position % len(LINES)]
+        colour, line = colour_and_line(theme, position)
         axes.plot(
             share, 100 * np.array(sweep.accuracy), color=colour, linestyle=line, linewidth=1.8, label=name
         )

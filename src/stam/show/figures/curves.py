@@ -12,7 +12,18 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from stam.errors import require_choice
 from stam.evaluation.outcomes import TOP
 from stam.evaluation.results import Curve, Evaluation, Reliability
-from stam.show.figures.style import COLUMN, LIGHT, LINES, PAGE, SMALL, Theme, dress, legend, new_figure
+from stam.show.figures.style import (
+    COLUMN,
+    LIGHT,
+    LINES,
+    PAGE,
+    SMALL,
+    Theme,
+    colour_and_line,
+    dress,
+    legend,
+    new_figure,
+)
 
 X_LABELS = {
     "glimpses": "glimpses sensed",
@@ -56,7 +67,7 @@ def draw_band(
 ) -> None:
     """Draws shares as per cent, with a band from low to high where those are known."""
     middle, lower, upper = (100 * np.array(values) for values in (mean, low, high))
-    colour, line = theme.colours[position % len(theme.colours)], LINES[position % len(LINES)]
+    colour, line = colour_and_line(theme, position)
     if len(at) == 1:
         reach = np.maximum(0, [middle - lower, upper - middle]) if len(lower) else None
         axes.errorbar(at, middle, yerr=reach, fmt="o", color=colour, label=label, markersize=4)
@@ -98,7 +109,7 @@ def policies(accuracies: Mapping[str, Sequence[float]], title: str = "", theme: 
     for name, values in sorted(accuracies.items(), key=lambda item: item[1][-1]):
         label_at[name] = max(100 * values[-1], *(place + 4.5 for place in label_at.values()), 0.0)
     for position, (name, values) in enumerate(accuracies.items()):
-        colour, line = theme.colours[position % len(theme.colours)], LINES[position % len(LINES)]
+        colour, line = colour_and_line(theme, position)
         width = 1.5 if position else 2.6
         axes.plot(at[: len(values)], 100 * np.array(values), color=colour, linestyle=line, linewidth=width)
         axes.annotate(
@@ -357,7 +368,7 @@ def training(metrics: Sequence[Mapping[str, Any]], theme: Theme = LIGHT) -> Figu
         for position, key in enumerate(keys):
             points = [(line["epoch"] + 1, scale * line[key]) for line in metrics if key in line]
             label = key.split("/")[1].replace("accuracy@", "glimpses: ")
-            colour, line = theme.colours[position % len(theme.colours)], LINES[position % len(LINES)]
+            colour, line = colour_and_line(theme, position)
             axes.plot(*zip(*points, strict=True), color=colour, linestyle=line, linewidth=1.5, label=label)
         if keys:
             box = axes.legend(fontsize=SMALL, labelcolor=theme.ink, ncols=2, facecolor=theme.page)

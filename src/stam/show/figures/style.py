@@ -62,6 +62,12 @@ LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), 
 HEAT = "cividis"
 
 
+def colour_and_line(theme: Theme, position: int) -> tuple[str, Any]:
+    """Returns how the line at a position is drawn; those beyond the last colour have another line style."""
+    turn, number = divmod(position, len(theme.colours))
+    return theme.colours[number], LINES[(number + turn) % len(LINES)]
+
+
 def new_figure(
     width: float, height: float, rows: int = 1, columns: int = 1, **settings: Any
 ) -> tuple[Figure, np.ndarray]:
