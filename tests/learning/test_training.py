@@ -48,12 +48,13 @@ def losses_of_a_batch(**training) -> dict[str, float]:
 
 def test_every_update_uses_the_weights_of_the_one_before_in_half_precision_too():
     """Autocast keeps the weights it has rounded: one context over a whole batch would update in vain."""
-    fast = {"base_lr": 3.0, "min_lr": 3.0, "num_glimpses": 6}
-    standing = losses_of_a_batch(base_lr=0.0, min_lr=0.0, num_glimpses=6, precision="float32")
-    single, half = (losses_of_a_batch(**fast, precision=name) for name in ("float32", "bfloat16"))
-    moved = abs(single["supervised"] - standing["supervised"])
-    assert moved > 0.3
-    assert abs(half["supervised"] - single["supervised"]) < 0.6 * moved
+    for precision in ("float32", "bfloat16"):
+        standing, moving = (
+            losses_of_a_batch(base_lr=rate, min_lr=rate, num_glimpses=6, precision=precision)["supervised"]
+            for rate in (0.0, 3.0)
+        )
+        # with the weights of the first update all along, both would be the same to the last bit
+        assert abs(moving - standing) > 0.1, precision
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
