@@ -248,6 +248,7 @@ def test_what_is_not_a_number_is_never_right_in_a_validation():
         agent.core.head.bias.fill_(float("nan"))
         vit.head.bias.fill_(float("nan"))
         system.classifier.bias.fill_(float("nan"))
+        system.early.bias.fill_(float("nan"))
     assert validate(agent.eval(), config, scenes) == [0, 0]
     assert whole_image_accuracy(teacher, AGENT, data, scenes) == 0
     looks = ZooConfig("ram", system.config, data, ZooTraining(batch_size=4))
