@@ -236,3 +236,18 @@ def test_features_that_know_the_classes_are_changed_gently():
     assert known.training.base_lr < unknown.training.base_lr / 3
     gentle, usual = known.teacher_training, unknown.teacher_training
     assert gentle.base_lr < usual.base_lr / 10 and usual.base_lr == usual.head_lr == gentle.head_lr
+
+
+def test_in_little_time_only_the_teachers_classifier_learns():
+    images = survey(8000)
+    efforts = 1.0, 0.05
+    usual, short = (choose(get_recipe("tiny"), images, effort, effort).config for effort in efforts)
+    assert usual.teacher_training.base_lr > 0
+    assert short.teacher_training.base_lr == 0 and short.teacher_training.head_lr > 1e-3
+    # in the time of one pass of fine-tuning, three of looking
+    speed = Speed(Cost(0.0, 0.0, 1.0), Cost(0.0, 0.0, 1.0), 0.0)
+    taken = [expected_time(config, speed, 8000, 0).teacher for config in (usual, short)]
+    assert taken[1] == pytest.approx(0.05 * taken[0], rel=0.05)
+    how = short.teacher_training
+    shown = Plan(8000, how.epochs, how.batch_size, how.epoch_share, 0).num_batches() * how.batch_size
+    assert shown == pytest.approx(3 * taken[1], rel=0.05)

@@ -50,6 +50,9 @@ _LEAST_EPISODES = 36_000
 _SMALLEST_BATCH, _LARGEST_BATCH = 32, 600  # smaller ones take longer for each image
 _TEACHER_EPOCHS, _TEACHER_UPDATES, _TEACHER_BATCH = 20, 500, 256
 _TEACHER_RATE, _LOW_TEACHER_RATE = 5e-4, 4e-5  # at that batch; the low one where the classes are known well
+_PROBE_RATE = 1e-2  # of a classifier whose features stay
+_LEAST_PASSES = 1.5  # over the images; in less time features do not become better than they were
+_PROBED_IMAGES = 3  # as many images can be shown in the same time where features stay
 _AVERAGED = 0.18  # of the batches
 _WELL_KNOWN, _UNKNOWN = 0.94, 0.85  # accuracy of a linear classifier on the features a core starts with
 MOST_EFFORT = 2.0  # more time than that for all epochs has not helped
@@ -165,6 +168,9 @@ def _epochs_and_share(total: float, num_images: int, batch: int, least_epochs: i
 def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str, Any], str]:
     num_images, known = survey.num_images, _known(survey)
     total = teacher_images(num_images) * min(effort, 1.0)
+    is_probe = total < _LEAST_PASSES * num_images and config.init != "none"
+    if is_probe:
+        total *= _PROBED_IMAGES
     batch = _round_down(min(_TEACHER_BATCH, max(_SMALLEST_BATCH / 2, total / _TEACHER_UPDATES), num_images))
     epochs, share = _epochs_and_share(total, num_images, batch, least_epochs=10)
     scale = math.sqrt(_TEACHER_BATCH / batch)
@@ -178,9 +184,15 @@ def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str
         "validate_every": max(1, math.ceil(epochs / 4)),
     }
     named = "a DeiT" if config.teacher_training.model == "deit" else config.teacher_training.model
-    passes = total / num_images
+    shown = f"{total / num_images:.2g} passes over the images"
+    if is_probe:
+        settings |= {"base_lr": 0.0, "head_lr": scale * _PROBE_RATE, "drop_path": 0.0}
+        return (
+            settings,
+            f"the classifier of {named} learns, its features stay as they are: {shown}, in little time",
+        )
     gently = ", gently" if known > 0.5 else ""
-    return settings, f"{named} fine-tuned first{gently}, {passes:.2g} passes over the images"
+    return settings, f"{named} fine-tuned first{gently}, {shown}"
 
 
 def _round_down(batch: float) -> int:

@@ -31,6 +31,7 @@ from stam.settings import RunConfig
 _PLACE = Place(epoch=0, batch=0, last_of_epoch=False)
 _FEW, _MORE = 4, 12  # images of the batches that are timed on a CPU
 _IN_A_ROW = 4  # whole batches that are timed on a GPU
+FORWARD_SHARE = 1 / 3  # what a whole image forward costs, of learning from it
 _ONCE_IS_ENOUGH = 6.0  # seconds of the first ones, beyond which they are not repeated: people wait
 
 
@@ -126,9 +127,9 @@ def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int)
     if speed.teacher is None:
         return ExpectedTime(0.0, agent)
     num_batches = teacher_plan(num_train, how).num_batches()
-    # a whole image forward costs about a third of learning from it
-    seen = _validations(how.epochs, how.validate_every) * num_val * speed.teacher.image / 3
-    return ExpectedTime(speed.teacher.of(num_batches, how.batch_size) + seen, agent)
+    seen = _validations(how.epochs, how.validate_every) * num_val * speed.teacher.image * FORWARD_SHARE
+    learned = speed.teacher.of(num_batches, how.batch_size) * (1 if how.base_lr > 0 else FORWARD_SHARE)
+    return ExpectedTime(learned + seen, agent)
 
 
 def _validations(epochs: int, every: int) -> int:

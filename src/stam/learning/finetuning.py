@@ -172,6 +172,8 @@ class TeacherLearner(Learner):
         self.model = model.to(self.device).train()
         self.val_scenes = val_scenes
         parts = _parts(model, config)
+        self._trained = [each for name, part in parts.items() for _, each in part if self._is_trained(name)]
+        self._mark_trained()
         self.rates = {name: torch.zeros((), device=self.device) for name in parts}
         self.optimiser = make_optimiser(parts, config.weight_decay, self.rates)
         self.augment = Augment(data.augment, agent.grid.image_size, agent.mean, agent.std)
@@ -222,6 +224,16 @@ class TeacherLearner(Learner):
             return self.model.classify(encode(self.model, *self.model.all_patches(images), masks))
         return (self.model(images),)
 
+    def _is_trained(self, part: str) -> bool:
+        """Tells whether a part learns: with a rate of 0, no gradient is computed for it."""
+        config = self.config
+        return part != "model" or config.base_lr > 0 or config.head_lr is None
+
+    def _mark_trained(self) -> None:
+        self.model.requires_grad_(False)
+        for parameter in self._trained:
+            parameter.requires_grad_(True)
+
     def learning_rates(self, epoch: int) -> dict[str, float]:
         """Returns the learning rate of each part in an epoch."""
         config = self.config
@@ -235,7 +247,7 @@ class TeacherLearner(Learner):
         if self.validates_after(epoch, self.config.validate_every, self.config.epochs):
             teacher = Teacher(self.model, len(self.record["labels"]))
             metrics["val/score"] = whole_image_accuracy(teacher, self.agent, self.data, self.val_scenes)
-            self.model.requires_grad_(True)
+            self._mark_trained()
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
