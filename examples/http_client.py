@@ -10,6 +10,7 @@ import io
 import json
 import sys
 import time
+from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -29,7 +30,7 @@ def post_glimpse(session: str, num_glimpses: int, pixels: bytes, attempts_left: 
         return json.loads(call("POST", url, pixels, "image/png"))
     except HTTPError:
         raise  # an answer, if not the one hoped for
-    except OSError:  # no answer: refused, broken off, or too late
+    except (OSError, HTTPException):  # no whole answer: refused, broken off, or too late
         if attempts_left == 0:
             raise
         time.sleep(0.2)

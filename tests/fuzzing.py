@@ -23,7 +23,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from random import Random
 from typing import Any
 
@@ -55,8 +55,10 @@ from stam.data import (
 )
 from stam.data.clutter import open_clutter
 from stam.data.fmow import _read_box, _read_boxes, _SkipError
+from stam.data.listing import _digest, list_tar, listing_file, remembered
 from stam.data.memory import recall, record_file, remember
 from stam.data.scenes import read_ahead
+from stam.data.shards import arrange
 from stam.errors import StamError
 from stam.evaluation import Evaluation, compare, load_evaluation, save_evaluation
 from stam.evaluation.examples import Example, load_examples, save_examples
@@ -458,7 +460,28 @@ def _shard_targets(folder: Path) -> dict[str, Target]:
     def use_tar() -> None:
         check_images(open_scenes(alone, val_fraction=0.3).train, progress=False)
 
+    # a tar behind a URL: its listing is remembered, and optional as all that is remembered
+    with tar.open("rb") as file:
+        remembered("fuzz", shard := PurePosixPath("train.tar"), lambda: list_tar(file, shard))
+
+    def use_listing() -> None:
+        members = remembered("fuzz", shard, list)
+        if members:
+            arrange(members, PurePosixPath(), "train.tar")
+
+    listed = json.loads(listing_file("fuzz").read_text())
+
+    def damage_listing(random: Random) -> bytes:
+        """Damages a listing; half of the time its digest is right, so that its rows are looked at."""
+        content = damage_json(listed, random)
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(content)
+            if isinstance(found, dict) and "members" in found and random.random() < 0.5:
+                content = json.dumps(found | {"digest": _digest(found["members"])})
+        return content.encode("utf-8", "surrogatepass")
+
     return {
+        "remembered tar listing": Target(listing_file("fuzz"), damage_listing, use_listing),
         "shards.json": _json_target(index, lambda: use(index.parent)),
         "train.npy of shards": Target(
             table, lambda random: damage_bytes(rows, random), lambda: use(table.parent)

@@ -43,6 +43,7 @@ FORMATS = [
     "run.json of the zoo",
     "digits .npz",
     "remembered image check",
+    "remembered tar listing",
     "evaluation.json",
     "examples.npz",
     "DeiT .pth",
@@ -57,6 +58,7 @@ FORMATS = [
     "shard .tar",
     "tar without an index",
 ]
+HINTS = ("remembered image check", "remembered tar listing", "boxes of fMoW")
 FEW = settings(
     max_examples=30,
     deadline=None,
@@ -86,7 +88,7 @@ def test_a_damaged_file_is_opened_or_refused(targets, name, seed):
 def test_damage_is_noticed(targets, name):
     """The files are damaged indeed: some are refused, but for what is only a hint and read again."""
     found = {targets[name].try_one(seed) for seed in range(40)}
-    assert "refused" in found or name in ("remembered image check", "boxes of fMoW")
+    assert "refused" in found or name in HINTS
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "huge", "missing"])

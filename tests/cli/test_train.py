@@ -197,7 +197,7 @@ class TestMistakesBeforeTheFirstBatch:
         (tmp_path / "full").mkdir()
         (tmp_path / "full/thesis.txt").touch()
         complaint = fails(capsys, "train", "tiny", images, "--out", tmp_path / "full", *TINY)
-        assert "pass --resume" in complaint and "name another folder" in complaint
+        assert "is not empty and holds no run: name another folder" in complaint
         assert "holds no run" in fails(capsys, "train", "--resume", "--out", tmp_path / "full")
         assert "no run at" in fails(capsys, "train", "--resume", "--out", tmp_path / "none")
         assert "--out" in fails(capsys, "train", images)  # no option at all

@@ -22,7 +22,7 @@ from stam.data import (
     open_scenes,
     remote,
 )
-from stam.data.listing import listing_file
+from stam.data.listing import _digest, listing_file
 from stam.data.remote_tars import is_mixed
 from stam.errors import DataError
 
@@ -155,8 +155,15 @@ def test_a_damaged_listing_is_made_again(home, bucket, monkeypatch):
         None,
         ["x", 1, 2**40, ""],
     ):
-        path.write_text(json.dumps(rows | {"members": [row]}))
+        path.write_text(json.dumps(rows | {"members": [row], "digest": _digest([row])}))
         assert open_scenes(source).record == whole.record
+    moved = [[name, offset + 1, size, text] for name, offset, size, text in rows["members"]]
+    path.write_text(json.dumps(rows | {"members": moved}))  # as it might be, but other bytes
+    again = open_scenes(source)
+    for part, known in ((again.train, whole.train), (again.val, whole.val)):
+        assert [part.content(index) for index in range(len(part))] == [
+            known.content(index) for index in range(len(known))
+        ]
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # nothing can be remembered there
     assert open_scenes(source).record == whole.record
 

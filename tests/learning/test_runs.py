@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import resource
+import shutil
 import signal
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from stam.learning.loop import restore
 from stam.learning.runs import RunError, RunFolder, read_metrics, recorded_resize_size
 from stam.learning.training import AgentLearner
 from stam.settings import RunConfig
-from stam.weights import FoundAgent
+from stam.weights import FoundAgent, load_agent, save_agent
 
 
 @pytest.fixture
@@ -120,8 +121,27 @@ def test_a_start_that_was_killed_before_its_record_begins_anew(tmp_path):
         (folder / name).touch()
     RunFolder.create(folder)
     (folder / "run.json").touch()
-    with pytest.raises(RunError, match="is not empty"):
+    with pytest.raises(RunError, match="is damaged"):
         RunFolder.create(folder)
+
+
+def test_a_run_whose_record_is_lost_or_damaged_says_how_to_go_on(run, agent):
+    """Resuming it and beginning in its folder are both refused: neither may name the other as the way on."""
+    for damage in ("", '{"format": "stam-r', None):
+        run.record_file.unlink(missing_ok=True)
+        if damage is not None:
+            run.record_file.write_text(damage)
+        (run.path / "state.pt").touch()
+        for start in (lambda: RunFolder.open(run.path).record(), lambda: RunFolder.create(run.path)):
+            with pytest.raises(RunError, match="name another folder") as refused:
+                start()
+            assert "--resume" not in str(refused.value)
+            if damage is not None:
+                assert str(refused.value).startswith(f"'{run.record_file}' is damaged: ")
+    run.record_file.touch()
+    save_agent(agent, run.path / "last")
+    with pytest.raises(RunError, match=f"--init {run.path / 'last'}, which starts from the agent"):
+        run.record()
 
 
 def test_a_run_killed_at_its_last_save_is_saved_again(tmp_path, monkeypatch):
@@ -146,6 +166,20 @@ def test_a_run_killed_at_its_last_save_is_saved_again(tmp_path, monkeypatch):
     main(["train", "--resume", "--out", str(cut)])
     for name in ("last/model.safetensors", "best/model.safetensors", "metrics.jsonl"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
+    # of a run that has ended, what is lost, half there or older is saved again from its state
+    last, saved = cut / "last", (whole / "last/model.safetensors").read_bytes()
+    older = load_agent(last)
+    with torch.no_grad():
+        next(older.core.parameters()).add_(1)
+    for lose in (
+        lambda: shutil.rmtree(last),
+        lambda: (last / "config.json").unlink(),
+        lambda: save_agent(older, last),
+    ):
+        lose()
+        main(["train", "--resume", "--out", str(cut)])
+        assert (last / "model.safetensors").read_bytes() == saved
+        assert (last / "config.json").is_file()
 
 
 RECORD = {"format": "stam-run", "recipe": "tiny", "config": {"data": {"resize_size": 27}}}

@@ -5,6 +5,7 @@ found is remembered in the user's cache folder under its URL, its size and what 
 version.
 """
 
+import hashlib
 import json
 import tarfile
 from collections.abc import Callable
@@ -109,8 +110,12 @@ def _recall(key: str, shard: PurePath) -> list[Member] | None:
         record = read_json(listing_file(key))
         if record["format"] != FORMAT or record["format_version"] != FORMAT_VERSION:
             return None
-        members = [Member(shard, *row) for row in record["members"]]
-    except (StamError, RuntimeError, KeyError, TypeError):  # RuntimeError: the user has no home
+        rows = record["members"]
+        if record["digest"] != _digest(rows):  # another label or place would be taken for what is there
+            return None
+        members = [Member(shard, *row) for row in rows]
+    # RuntimeError: the user has no home; RecursionError is one too
+    except (StamError, RuntimeError, KeyError, TypeError, ValueError):
         return None
     return members if all(_is_sound(member) for member in members) else None
 
@@ -128,10 +133,14 @@ def _is_sound(member: Member) -> bool:
 
 def _remember(key: str, members: list[Member]) -> None:
     rows = [member[1:] for member in members]
-    record = {"format": FORMAT, "format_version": FORMAT_VERSION, "members": rows}
+    record = {"format": FORMAT, "format_version": FORMAT_VERSION, "digest": _digest(rows), "members": rows}
     with suppress(StamError, RuntimeError):
         make_folder(listing_file(key).parent)
         save_content(listing_file(key), json.dumps(record, ensure_ascii=True))
+
+
+def _digest(rows: Any) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 
 def listing_file(key: str) -> Path:

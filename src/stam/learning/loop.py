@@ -209,6 +209,8 @@ def run_loop(
     total, left = plan.num_batches(), plan.num_batches(learner.position)
     progress = Progress(description, plan.epochs, plan.batch_size, total, left, shown=is_first)
     learner.on_progress = progress.within_batch
+    if is_first and not left:  # the state is all there is to go by: `last` may be lost, or older
+        learner.save(run.path / "last")
     with _resumable(how_to_resume), progress, interruptible() as interruption:
         for place, raw in load_batches(scenes, plan.batches_from(learner.position), data):
             learner.train_batch(place, raw)

@@ -41,6 +41,7 @@ from stam.files import (
 )
 from stam.learning.distributed import job, was_restarted
 from stam.settings import DataConfig, RunConfig, TrainingConfig
+from stam.weights.folder import is_agent_folder
 from stam.weights.locate import RUN_FILE, FoundAgent
 
 try:
@@ -111,6 +112,9 @@ class RunFolder:
             raise RunError(f"--out '{shown(path)}' is not UTF-8: name another folder")
         names = {file.name for file in run.path.iterdir()} if run.path.is_dir() else set()
         if not all(name in ("split.json", ".lock", ".job") or name.endswith(".writing") for name in names):
+            if not run.record_file.is_file():
+                raise RunError(f"--out '{path}' is not empty and holds no run: name another folder")
+            run.record()  # a damaged one cannot be resumed either, and says how to go on
             raise RunError(
                 f"--out '{path}' is not empty: pass --resume to go on with the run in it, "
                 "or name another folder"
@@ -124,7 +128,7 @@ class RunFolder:
         if not run.path.is_dir():
             raise RunError(f"no run at '{path}': leave --resume out to begin one")
         if not run.record_file.is_file():
-            raise RunError(f"'{path}' holds no run (run.json is missing): name another folder")
+            raise RunError(f"'{path}' holds no run (run.json is missing): {run._way_on()}")
         return run
 
     @property
@@ -194,7 +198,18 @@ class RunFolder:
             yield
         except (FileError, ConfigError) as error:
             named = str(error).startswith(f"'{self.record_file}' is damaged")
-            raise RunError(str(error) if named else f"'{self.record_file}' is damaged: {error}") from error
+            damage = str(error) if named else f"'{self.record_file}' is damaged: {error}"
+            raise RunError(f"{damage}; {self._way_on()}") from error
+
+    def _way_on(self) -> str:
+        """Says what can be done about a record that is lost or damaged."""
+        agent = next((name for name in ("best", "last") if is_agent_folder(self.path / name)), None)
+        if agent is None:
+            return "bring it back from a copy, or name another folder"
+        return (
+            "bring it back from a copy, or name another folder and begin from here with "
+            f"--init {self.path / agent}, which starts from the agent saved there"
+        )
 
     def data_config(self) -> DataConfig:
         """Reads what the run was trained on, whatever was trained."""

@@ -401,7 +401,7 @@ class AgentLearner(Learner):
 
     def save(self, folder: Path) -> None:
         """Saves the agent for use."""
-        save_agent(self.agent_to_use, folder)
+        save_agent(self.agent_to_use, folder, own=True)
 
     def progress(self, metrics: dict[str, Any]) -> dict[str, str]:
         """Returns the loss, and the accuracy at a few budgets."""

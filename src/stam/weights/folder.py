@@ -44,17 +44,19 @@ def is_teacher_folder(folder: Path) -> bool:
     return is_agent_folder(folder) and format_of(folder) == TEACHER_FORMAT
 
 
-def save_agent(agent: Agent, folder: str | Path, half: bool = False) -> None:
+def save_agent(agent: Agent, folder: str | Path, half: bool = False, own: bool = False) -> None:
     """Writes an agent, without its critic, as a folder of `model.safetensors` and `config.json`.
 
     Args:
         agent: The agent to save.
         folder: Where to; an agent that lies there already is replaced once the new one is written.
         half: Whether to store floats in half precision.
+        own: Whether the folder is the caller's own, such as `last` of a run. What else lies there, half of
+            an agent say, is then no reason to refuse.
     """
     folder = Path(folder)
     others = {file.name for file in folder.iterdir()} - {WRITING} if folder.is_dir() else set()
-    if others and not is_agent_folder(folder):
+    if others and not own and not is_agent_folder(folder):
         raise StamError(f"'{folder}' is not empty and holds no agent: choose another folder")
     _write(folder, agent, FORMAT, {"agent": to_plain(agent.config)}, half)
 
