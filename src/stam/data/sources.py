@@ -46,7 +46,12 @@ def open_scenes(
 
 
 def open_for_evaluation(
-    source: str | Path, classes: tuple[str, ...], *, seed: int = 0, record: SplitRecord | None = None
+    source: str | Path,
+    classes: tuple[str, ...],
+    *,
+    seed: int = 0,
+    record: SplitRecord | None = None,
+    was_trained_on: bool = False,
 ) -> Scenes:
     """Opens the scenes to evaluate an agent on.
 
@@ -57,11 +62,13 @@ def open_for_evaluation(
         classes: The agent's class names, which the labels are to index; the data may lack some of them.
         seed: For digits, the seed of the scenes.
         record: The split of the agent's own run, where the source is the data it was trained on.
+        was_trained_on: The source is that data, and the record is lost.
 
     Raises:
         DataError: There is nothing there, it is laid out otherwise, or the agent does not know a class.
     """
-    splits = _open(source, SplitPlan(seed=seed, record=record, val_only=True))
+    plan = SplitPlan(seed=seed, record=record, val_only=True, was_trained_on=was_trained_on)
+    splits = _open(source, plan)
     tests = splits.test is not None and (record is None or record.num_test > 0)
     scenes = splits.test if tests else splits.val
     assert scenes is not None

@@ -91,6 +91,8 @@ class SplitPlan:
         seed: Seed of that split.
         record: An earlier division of the source, followed whatever was added since.
         val_only: Nothing is trained: all of a source without a split validates, and any classes will do.
+        was_trained_on: With `val_only`: a run was trained on the source and its record is lost, so only a
+            part that the source itself holds out can be evaluated on.
     """
 
     val_fraction: float = 0.1
@@ -98,6 +100,7 @@ class SplitPlan:
     record: SplitRecord | None = None
     val_only: bool = False
     test_fraction: float = 0.0
+    was_trained_on: bool = False
 
 
 class Division(NamedTuple):
@@ -169,6 +172,11 @@ def divide(entries: Sequence[Entry], classes: tuple[str, ...], where: str, plan:
     if record is not None and record.num_test == 0 and not len(val):
         val, test = test, val  # of a version that validated on a part named test
     if plan.val_only:
+        if plan.was_trained_on and not len(val) and not len(test):
+            raise DataError(
+                f"the run's 'split.json' is missing, and {where} has no validation or test part, so nothing "
+                "tells training images from others: bring it back"
+            )
         val = next((part for part in (val, test, train) if len(part)), train)
         return Division(train[:0], val, test, _describe(entries, classes, train[:0], val, test, None))
     if len(classes) == 1:

@@ -129,13 +129,14 @@ def open_run(
         data = trained_on.path if data is None else data
         record = run.split()
         own_data = is_same_data(data, trained_on.path, record)
-        record = run.require_split() if own_data else None
+        record = record if own_data else None
     if data is None:
         raise StamError(
             f"'{path}' is not a run folder, so say what to evaluate on: --data FOLDER, or --data digits"
         )
     found, note = _open_teacher(place, teacher, agent, config)
-    scenes = open_for_evaluation(data, labels, seed=seed, record=record)
+    is_lost = own_data and record is None
+    scenes = open_for_evaluation(data, labels, seed=seed, record=record, was_trained_on=is_lost)
     if trained_on is not None and run is not None and not own_data:
         seen = num_trained_on(scenes, trained_on, run.split())
         if seen:
