@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stam.learning import distributed
+from stam.learning.expected_time import FORWARD_SHARE
 from stam.learning.loop import Plan
 from stam.learning.survey import Survey
 from stam.settings import RunConfig
@@ -52,7 +53,6 @@ _TEACHER_EPOCHS, _TEACHER_UPDATES, _TEACHER_BATCH = 20, 500, 256
 _TEACHER_RATE, _LOW_TEACHER_RATE = 5e-4, 4e-5  # at that batch; the low one where the classes are known well
 _PROBE_RATE = 1e-2  # of a classifier whose features stay
 _LEAST_PASSES = 1.5  # over the images; in less time features do not become better than they were
-_PROBED_IMAGES = 3  # as many images can be shown in the same time where features stay
 _AVERAGED = 0.18  # of the batches
 _WELL_KNOWN, _UNKNOWN = 0.94, 0.85  # accuracy of a linear classifier on the features a core starts with
 MOST_EFFORT = 2.0  # more time than that for all epochs has not helped
@@ -170,7 +170,7 @@ def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str
     total = teacher_images(num_images) * min(effort, 1.0)
     is_probe = total < _LEAST_PASSES * num_images and config.init != "none"
     if is_probe:
-        total *= _PROBED_IMAGES
+        total /= FORWARD_SHARE  # so many more images can be shown in the same time
     batch = _round_down(min(_TEACHER_BATCH, max(_SMALLEST_BATCH / 2, total / _TEACHER_UPDATES), num_images))
     epochs, share = _epochs_and_share(total, num_images, batch, least_epochs=10)
     scale = math.sqrt(_TEACHER_BATCH / batch)

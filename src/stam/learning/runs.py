@@ -170,17 +170,19 @@ class RunFolder:
 
     def extend(self, changes: dict[str, dict[str, Any]], epochs_before: int) -> None:
         """Writes settings of a run anew that give it more epochs, and how many it had."""
-        record = self.record()
-        for part, values in changes.items():
-            record["config"][part] = record["config"].get(part, {}) | values
-        earlier = [*record["extended_from"], epochs_before]
-        save_content(self.record_file, json.dumps(record | {"extended_from": earlier}, indent=2) + "\n")
+        earlier = [*self.record()["extended_from"], epochs_before]
+        self._change_record(changes, extended_from=earlier)
 
     def change_epochs(self, training: TrainingConfig) -> None:
         """Writes down that a training has another number of epochs than it was begun with."""
+        self._change_record({"training": {"epochs": training.epochs, "tau_epochs": training.tau_epochs}})
+
+    def _change_record(self, changes: dict[str, dict[str, Any]], **more: Any) -> None:
+        """Writes the record anew with other settings, and more beside them."""
         record = self.record()
-        record["config"]["training"] |= {"epochs": training.epochs, "tau_epochs": training.tau_epochs}
-        save_content(self.record_file, json.dumps(record, indent=2) + "\n")
+        for part, values in changes.items():
+            record["config"][part] = record["config"].get(part, {}) | values
+        save_content(self.record_file, json.dumps(record | more, indent=2) + "\n")
 
     def record(self) -> dict[str, Any]:
         """Reads what the run is; its `config` as it was written, which `config()` brings up to date."""
