@@ -23,6 +23,7 @@ import io
 import json
 import tarfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -350,10 +351,16 @@ def main() -> None:
     if given.limit is not None:
         chosen = np.linspace(0, len(given.opened.val) - 1, given.limit).astype(np.int64)
         given.opened = dataclasses.replace(given.opened, val=Subset(given.opened.val, chosen))
+    failed: list[str] = []
     for name, seconds in asked:
-        if not (given.out / f"{name}.json").is_file():
+        if (given.out / f"{name}.json").is_file():
+            continue
+        try:
             train(name, seconds, given)
-            packed(given)
+        except Exception:  # the time of the others is not lost
+            traceback.print_exc()
+            failed.append(name)
+        packed(given)
     for path in given.agents:
         measure_agent(path, given)
         packed(given)
@@ -362,6 +369,8 @@ def main() -> None:
     for name in sorted(file.stem for file in given.out.glob("*.json")):
         if not name.endswith("-random"):
             print(line_of(given.out, name))
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

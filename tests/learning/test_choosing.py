@@ -229,13 +229,16 @@ def test_without_a_time_the_epochs_stay(monkeypatch, images):
     assert fitted.fit_to_time(fitted.choice.config) is None
 
 
-def test_features_that_know_the_classes_are_changed_gently():
-    known, unknown = (
-        choose(get_recipe("tiny"), survey(8000, separable=share)).config for share in (0.99, 0.5)
+def test_features_that_know_the_classes_are_changed_gently_or_not_at_all():
+    shares = 0.99, 0.92, 0.5
+    known, half_known, unknown = (
+        choose(get_recipe("tiny"), survey(8000, separable=share)).config for share in shares
     )
+    assert known.training.base_lr < half_known.training.base_lr < unknown.training.base_lr
     assert known.training.base_lr < unknown.training.base_lr / 3
-    gentle, usual = known.teacher_training, unknown.teacher_training
-    assert gentle.base_lr < usual.base_lr / 10 and usual.base_lr == usual.head_lr == gentle.head_lr
+    usual, gentle, fixed = (each.teacher_training for each in (unknown, half_known, known))
+    assert gentle.base_lr < usual.base_lr / 5 and usual.base_lr == usual.head_lr == gentle.head_lr
+    assert fixed.base_lr == 0 and fixed.head_lr > usual.head_lr
 
 
 def test_in_little_time_only_the_teachers_classifier_learns():

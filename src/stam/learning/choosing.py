@@ -168,8 +168,8 @@ def _epochs_and_share(total: float, num_images: int, batch: int, least_epochs: i
 def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str, Any], str]:
     num_images, known = survey.num_images, _known(survey)
     total = teacher_images(num_images) * min(effort, 1.0)
-    is_probe = total < _LEAST_PASSES * num_images and config.init != "none"
-    if is_probe:
+    is_short = total < _LEAST_PASSES * num_images and config.init != "none"
+    if is_short:
         total /= FORWARD_SHARE  # so many more images can be shown in the same time
     batch = _round_down(min(_TEACHER_BATCH, max(_SMALLEST_BATCH / 2, total / _TEACHER_UPDATES), num_images))
     epochs, share = _epochs_and_share(total, num_images, batch, least_epochs=10)
@@ -185,12 +185,10 @@ def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str
     }
     named = "a DeiT" if config.teacher_training.model == "deit" else config.teacher_training.model
     shown = f"{total / num_images:.2g} passes over the images"
-    if is_probe:
+    if is_short or known == 1:  # fine-tuning made features worse that told the classes apart well
         settings |= {"base_lr": 0.0, "head_lr": scale * _PROBE_RATE, "drop_path": 0.0}
-        return (
-            settings,
-            f"the classifier of {named} learns, its features stay as they are: {shown}, in little time",
-        )
+        why = "in little time" if is_short else "they tell the classes apart"
+        return settings, f"the classifier of {named} learns, its features stay as they are: {shown}, {why}"
     gently = ", gently" if known > 0.5 else ""
     return settings, f"{named} fine-tuned first{gently}, {shown}"
 

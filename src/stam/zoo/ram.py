@@ -54,8 +54,8 @@ class RamConfig(SystemConfig):
     location_std: float = 0.1
     num_glimpses: int = 8
 
-    # re-implementations that reach the paper's error have a standard deviation of 0.22 to 0.25 here
-    clutter: ClassVar[dict[str, Any]] = {"glimpse_size": 12, "num_glimpses": 6, "location_std": 0.22}
+    # of 0.15 and 0.22 the smaller standard deviation had the lower training loss
+    clutter: ClassVar[dict[str, Any]] = {"glimpse_size": 12, "num_glimpses": 6, "location_std": 0.15}
     least_glimpses: ClassVar[int] = 2  # where to look is learned from the second on
 
 
