@@ -7,13 +7,17 @@ Both are timed in turn, round after round, so that a busy machine slows both ali
 look: a look of all glimpses, with the actor of the shipped agents (512 wide).
 core: the same by a fixed order, without the actor.
 step: the last glimpse of a live session (on a CPU).
+exported: the same as an ONNX graph (`stam export`), run by onnxruntime, where that is installed.
 """
 
 import argparse
+import importlib.util
 import json
 import statistics
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -29,10 +33,10 @@ from stam.model.agent import Looker
 CORES = ("reencoding", "causal")
 
 
-def build(size: str, core: str, actor_width: int, device: torch.device) -> Looker:
+def build(size: str, core: str, actor_width: int, device: torch.device) -> stam.Agent:
     torch.manual_seed(0)
     config = stam.AgentConfig.of_size(size, 10, core=core, actor_width=actor_width, drop_path=0.0)
-    return prepare(stam.Agent(config).eval().to(device))
+    return stam.Agent(config).eval().to(device)
 
 
 def look(looker: Looker, images: torch.Tensor, num_glimpses: int, policy: str) -> Callable[[], object]:
@@ -60,10 +64,42 @@ def last_step(looker: Looker, num_glimpses: int, times: int) -> Callable[[], obj
     return lambda: sessions.pop().observe(glimpses[0])
 
 
+def last_exported_step(agent: stam.Agent, num_glimpses: int) -> Callable[[], object]:
+    """Returns a call of the exported graph for the last glimpse."""
+    import onnxruntime
+
+    from stam.integrations.onnx import export_onnx
+
+    with tempfile.TemporaryDirectory() as folder:
+        export_onnx(agent, Path(folder) / "agent.onnx")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        graph = onnxruntime.InferenceSession(
+            str(Path(folder) / "agent.onnx"), options, providers=["CPUExecutionProvider"]
+        )
+    glimpses = torch.randn(1, num_glimpses, 3, *agent.grid.glimpse_size).numpy()
+    locations = torch.arange(num_glimpses)[None].numpy()
+    if agent.config.core != "causal":
+        return partial(graph.run, None, {"glimpses": glimpses, "locations": locations})
+    depth, heads, width = agent.config.depth, agent.config.num_heads, agent.config.width
+    carried = {
+        "seen": torch.zeros(1, agent.grid.num_locations, dtype=torch.bool).numpy(),
+        "cache": torch.zeros(depth, 2, 1, heads, 0, width // heads).numpy(),
+    }
+    for step in range(num_glimpses):
+        inputs = {"glimpses": glimpses[:, step : step + 1], "locations": locations[:, step : step + 1]}
+        inputs |= carried
+        if step < num_glimpses - 1:
+            seen, cache = graph.run(["new_seen", "new_cache"], inputs)
+            carried = {"seen": seen, "cache": cache}
+    return partial(graph.run, None, inputs)
+
+
 @torch.no_grad()
 def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
     device = torch.device(arguments.device)
-    lookers = {core: build(arguments.size, core, arguments.actor_width, device) for core in CORES}
+    agents = {core: build(arguments.size, core, arguments.actor_width, device) for core in CORES}
+    lookers = {core: prepare(agent) for core, agent in agents.items()}
     count, rows = arguments.num_glimpses, []
     cases: list[tuple[str, int, dict[str, Callable[[], object]]]] = []
     for batch_size in arguments.batch_sizes:
@@ -75,6 +111,9 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
         cases.append(
             ("step", 1, {core: last_step(lookers[core], count, arguments.rounds + 1) for core in CORES})
         )
+        if importlib.util.find_spec("onnxruntime") is not None:
+            runs = {core: last_exported_step(agents[core], count) for core in CORES}
+            cases.append(("exported", 1, runs))
     for name, batch_size, runs in cases:
         times = in_turn(runs, device, arguments.rounds)
         medians = {f"{core} ms": round(1e3 * statistics.median(times[core]), 2) for core in CORES}
