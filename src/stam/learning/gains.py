@@ -17,19 +17,40 @@ from torch import Tensor
 from stam.learning.one_pass import Path
 from stam.model.agent import Looker
 from stam.model.belief import Belief
-from stam.model.policy import Decision, SampledPolicy, Scorer, Seen, State
+from stam.model.policy import Decision, Policy, Scorer, Seen, State
 from stam.model.randomness import Randomness, random_source
 from stam.shapes import Bool, Float, Int
 
+FINAL_EXPLORATION = 0.3  # of the locations in training; in the beginning all are drawn at random
+TEMPERATURE = 0.1  # nats: how much less a location may tell than the best one and still be a goal
 
-class ExploringPolicy(SampledPolicy):
-    """Draws locations as the learned policy does in training, but not for the actor to learn from."""
+
+class ExploringPolicy(Policy):
+    """Decides as another policy does, but looks at a random location now and then.
+
+    So the actor learns after glimpses as it would choose them itself. An `exploration` that changes while a
+    CUDA graph is replayed is a tensor, changed in place.
+    """
+
+    draws = True
+
+    def __init__(self, policy: Policy, exploration: float | Tensor = FINAL_EXPLORATION) -> None:
+        self.policy, self.exploration = policy, exploration
 
     def decide(
         self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
     ) -> Decision:
-        """Draws a location."""
-        return Decision(super().decide(state, seen, generator, num_seen).location)
+        """Draws whether to explore, and where."""
+        chosen = self.policy.decide(state, seen, generator, num_seen).location
+        count, num_locations = seen.shape
+        noise = random_source(generator).uniform((count, num_locations + 1), seen.device)
+        anywhere = noise[:, 1:].masked_fill(seen, -1).argmax(dim=1)
+        return Decision(torch.where(noise[:, 0] < self.exploration, anywhere, chosen))
+
+
+def exploration(progress: float) -> float:
+    """Returns the share of random locations, after a part of the time over which it falls."""
+    return 1 - (1 - FINAL_EXPLORATION) * min(progress, 1.0)
 
 
 @dataclass(frozen=True)
@@ -94,10 +115,10 @@ def _distance(belief: Belief, labels: Tensor, log_q: Tensor) -> Float[Tensor, " 
 
 
 def actor_loss(actor: Scorer, beliefs: Sequence[Belief], gains: Gains) -> Tensor:
-    """Returns how wrong the actor predicts the gains: the mean squared error, in nats.
+    """Returns how far the actor's choice is from the best one: a cross-entropy over the unseen locations.
 
-    What it says of a location is trained to be the gain beyond the mean of all unseen ones. So the location
-    it rates highest is the one with the largest gain that can be expected.
+    The goal is the softmax of the gains, divided by `TEMPERATURE`: locations that tell about as much as the
+    best one share its weight. How much less the others tell does not matter.
 
     Args:
         actor: Rates locations.
@@ -107,7 +128,6 @@ def actor_loss(actor: Scorer, beliefs: Sequence[Belief], gains: Gains) -> Tensor
     states = torch.stack([belief.state for belief in beliefs], dim=1)  # (B, T, 2 D)
     state = states[gains.samples, gains.num_glimpses - 1]
     locations = torch.arange(gains.seen.shape[1], device=gains.seen.device).expand(gains.seen.shape)
-    count = (~gains.seen).sum(dim=1, keepdim=True).clamp_min(1)
-    mean = gains.values.masked_fill(gains.seen, 0).sum(dim=1, keepdim=True) / count
-    errors = (actor(state, locations).float() - (gains.values - mean)).square().masked_fill(gains.seen, 0)
-    return (errors.sum(dim=1, keepdim=True) / count).mean()
+    goal = (gains.values / TEMPERATURE).masked_fill(gains.seen, -torch.inf).softmax(dim=1)
+    logits = actor(state, locations).float().masked_fill(gains.seen, torch.finfo(torch.float32).min)
+    return -(goal * logits.log_softmax(dim=1)).sum(dim=1).mean()

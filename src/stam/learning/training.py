@@ -24,11 +24,11 @@ from stam.data.scenes import run_length
 from stam.fast import cuda
 from stam.fast.bf16_weights import Bf16Weights
 from stam.fast.cuda_graph import GraphedFunction, Pipeline
-from stam.fast.cuda_policy import FusedSampledPolicy
+from stam.fast.cuda_policy import FusedSampledPolicy, fuse_policy
 from stam.fast.known import unknown_part
 from stam.learning import distributed, one_pass
 from stam.learning.averaging import averaged_state, moving_average
-from stam.learning.gains import ExploringPolicy, Gains, actor_loss, try_locations
+from stam.learning.gains import ExploringPolicy, Gains, actor_loss, exploration, try_locations
 from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, only_one, restore, run_loop
 from stam.learning.objective import Objective, ValueNormaliser
 from stam.learning.optimisation import (
@@ -44,7 +44,7 @@ from stam.learning.validation import budgets, validate
 from stam.model.agent import Agent, Looker, evaluating
 from stam.model.core import OnePassCore
 from stam.model.episode import rollout, sense_images
-from stam.model.policy import Policy, SampledPolicy, random_locations
+from stam.model.policy import GreedyPolicy, Policy, SampledPolicy, random_locations
 from stam.model.teacher import Teacher, TeacherOutput, require_features
 from stam.settings import RunConfig
 from stam.weights import save_agent
@@ -159,7 +159,7 @@ class AgentLearner(Learner):
         self.random = distributed.random_source(self.generator)
         if distributed.is_distributed():
             distributed.share_batch_norms(agent)
-        self.tau = torch.ones((), device=self.device)
+        self.tau, self.exploration = (torch.ones((), device=self.device) for _ in range(2))
         self.meter = Meter()
         self.glimpses_read = 0  # by all updates of the batch in hand: what one takes grows with them
         self._accelerate()
@@ -196,6 +196,7 @@ class AgentLearner(Learner):
         if self.bf16_weights is not None:
             images = images.bfloat16()  # all readers round them: once is enough, and takes half the memory
         self.tau.fill_(self.settings.tau(place.epoch))
+        self.exploration.fill_(exploration(place.epoch / self.settings.tau_epochs))
         for name, rate in self.learning_rates(place.epoch).items():
             self.rates[name].fill_(rate)
         key = random_key("batch", self.settings.seed, place.epoch, place.batch)
@@ -344,9 +345,10 @@ class AgentLearner(Learner):
         """Returns the policy to train with: sampled if it is learned, otherwise the agent's fixed one."""
         if self.looker.actor is None:
             return self.looker.policy()
+        if self.learns_gains:
+            return ExploringPolicy(fuse_policy(GreedyPolicy(self.looker.actor)), self.exploration)
         sampled = FusedSampledPolicy if isinstance(self.looker, cuda.FusedLooker) else SampledPolicy
-        make_policy = ExploringPolicy if self.learns_gains else sampled
-        return make_policy(self.looker.actor, self.tau)
+        return sampled(self.looker.actor, self.tau)
 
     def change_epochs(self, epochs: int) -> None:
         """Gives the training another number of epochs, in proportion to which its schedules go on."""
