@@ -166,8 +166,8 @@ class TrainingConfig:
         batch_size: Scenes in a batch, over all processes.
         consistency: `soft`, `hard` or `none`.
         actor_objective: How the actor learns: `actor-critic`, the paper's way, from the returns of the
-            locations that were drawn; `gains` from what every location would have told after one step of each
-            episode: all are tried. That needs a causal core.
+            locations that were drawn; `gains` from what every location would have been worth after one step
+            of each episode: all are tried. That needs a causal core.
         try_every: With `gains`, locations are tried in one of so many scenes.
         feature_weight: Weight of the distance (1 - cosine) between the agent's two features and the teacher's
             of the whole scene; 0 in the paper. For a core that starts as its teacher: it keeps what it knew.

@@ -1,6 +1,7 @@
 """The actor learns from what every location would have told, instead of sampled returns."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.nn.functional import nll_loss
 from stam.errors import ConfigError
 from stam.evaluation.speed import batches_from, make_learner
 from stam.learning import one_pass
-from stam.learning.gains import ExploringPolicy, Gains, actor_loss, exploration, try_locations
+from stam.learning.gains import ExploringPolicy, Gains, actor_loss, critic_loss, exploration, try_locations
 from stam.learning.loop import Place
 from stam.learning.training import AgentLearner
 from stam.model.agent import Agent
@@ -57,6 +58,40 @@ def test_the_gain_of_a_location_is_what_looking_there_brings(every):
             assert gains.values[row, place] == pytest.approx(
                 float(-(from_teacher + from_label) / 2), abs=1e-4
             )
+
+
+@torch.no_grad()
+def test_what_follows_a_location_counts_as_often_as_glimpses_are_left():
+    torch.manual_seed(1)
+    agent = Agent(CAUSAL).eval()
+    images, labels = torch.randn(6, 3, 32, 32), torch.arange(6) % 5
+    log_q = torch.randn(6, 5).log_softmax(1)
+    path = one_pass.explore(agent, images, torch.arange(6), agent.policy("random"), None, 5, 5)
+
+    def tried() -> Gains:
+        generator = torch.Generator().manual_seed(0)
+        return try_locations(agent, images, path, labels, log_q, 1, generator)
+
+    alone = tried()
+    assert len(alone.num_glimpses.unique()) > 1
+    agent.critic = lambda state: torch.full((len(state),), -7.0)
+    with_critic = tried()
+    later = (4 - alone.num_glimpses)[:, None]  # after the fifth glimpse none follows
+    assert torch.allclose(with_critic.values, (alone.values - 7 * later) / (1 + later), atol=1e-5)
+
+
+def test_the_critic_learns_the_mean_nearness_after_the_glimpses_that_follow():
+    torch.manual_seed(2)
+    beliefs = [Belief(torch.randn(3, 4), torch.randn(3, 5), torch.randn(3, 5)) for _ in range(4)]
+    labels, log_q = torch.tensor([0, 3, 1]), torch.randn(3, 5).log_softmax(1)
+    near = []
+    for belief in beliefs:
+        from_label = nll_loss(belief.log_probabilities(), labels, reduction="none")
+        near.append(-(belief.divergence_from(log_q) + from_label) / 2)
+    goals = [(near[1] + near[2] + near[3]) / 3, (near[2] + near[3]) / 2, near[3]]
+    found = critic_loss(lambda state: state[:, 0], beliefs, labels, log_q)
+    wrong = [(belief.state[:, 0] - goal) ** 2 for belief, goal in zip(beliefs, goals, strict=False)]
+    assert float(found) == pytest.approx(float(torch.stack(wrong).mean()), rel=1e-5)
 
 
 def test_the_actor_learns_to_look_where_most_is_to_be_learned():
@@ -107,15 +142,15 @@ def test_training_explores_less_as_it_goes_on():
     assert shares == pytest.approx([1.0, 0.65, 0.3])
 
 
-def test_there_is_no_critic_and_the_core_learns_too():
+def test_actor_critic_and_core_learn():
     made = gains_learner(base_lr=1e-2, short_episodes=1)
     before = {name: value.clone() for name, value in made.agent.named_parameters()}
     for _ in batches_from(made, None, 1):
         pass
-    assert made.agent.critic is None and set(made.rates) == {"core", "actor"}
-    assert made.meter.means().keys() == {"supervised", "consistency", "actor"}
+    assert set(made.rates) == {"core", "actor", "critic"}
+    assert made.meter.means().keys() == {"supervised", "consistency", "actor", "critic"}
     same = {name for name, value in made.agent.named_parameters() if value.equal(before[name])}
-    assert all(name.startswith("actor.fc") and name.endswith("bias") for name in same)  # a norm takes it away
+    assert all(re.fullmatch(r"(actor|critic)\.fc\d\.bias", name) for name in same)  # a norm takes it away
     assert made.agent.training
 
 

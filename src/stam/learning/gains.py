@@ -1,20 +1,22 @@
 """Learning where to look from what every location would have told.
 
 With a core that remembers, one glimpse more costs a few tokens. So after some step of a scene all locations
-are tried, and the actor learns from the gains of all of them, instead of the return of the one that was
-drawn. No critic is needed.
+are tried. What a location is worth is how near the agent comes to teacher and label, on average over the
+glimpses that are left: after the first of them that is computed, for later ones the critic predicts it. The
+actor learns to choose the location that is worth most.
 
-Departs from the paper, whose actor learns from sampled returns (`Objective.actor_critic`).
+Departs from the paper, whose actor learns from the return of the one location that was drawn
+(`Objective.actor_critic`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stam.learning.one_pass import Path
+from stam.learning.one_pass import Path, step_values
 from stam.model.agent import Looker
 from stam.model.belief import Belief
 from stam.model.policy import Decision, Policy, Scorer, Seen, State
@@ -22,7 +24,7 @@ from stam.model.randomness import Randomness, random_source
 from stam.shapes import Bool, Float, Int
 
 FINAL_EXPLORATION = 0.3  # of the locations in training; in the beginning all are drawn at random
-TEMPERATURE = 0.1  # nats: how much less a location may tell than the best one and still be a goal
+TEMPERATURE = 0.1  # nats: how much less a location may be worth than the best one and still be a goal
 
 
 class ExploringPolicy(Policy):
@@ -55,14 +57,13 @@ def exploration(progress: float) -> float:
 
 @dataclass(frozen=True)
 class Gains:
-    """What each location would have told some samples after one step of their episode.
+    """What each location is worth to some samples after one step of their episode.
 
     Attributes:
         samples: Which samples of the batch.
         num_glimpses: How many glimpses each had seen.
         seen: The locations they had seen.
-        values: How much nearer to teacher and label one more glimpse at each location brings the agent, up
-            to a number that is the same for all locations.
+        values: What each location is worth, in nats; of those that were seen it has no meaning.
     """
 
     samples: Int[Tensor, " tried"]
@@ -84,7 +85,8 @@ def try_locations(
     """Tries every location after some step of each episode, which is drawn at random.
 
     Args:
-        agent: Who looks; its core must be a `OnePassCore`.
+        agent: Who looks, in evaluation mode; its core must be a `OnePassCore`. Its critic predicts what
+            comes after the location that is tried.
         images: The scenes.
         path: Where the agent looked.
         labels: The class of each scene.
@@ -105,20 +107,47 @@ def try_locations(
     glimpses = grid.cut(images, locations, samples)
     belief = agent.believe_each(memory, num_glimpses, glimpses, locations)
     rows = samples.repeat_interleave(grid.num_locations)
-    return Gains(samples, num_glimpses, seen, -_distance(belief, labels[rows], log_q[rows]).view(seen.shape))
+    values = _nearness(belief, labels[rows], log_q[rows]).view(seen.shape)
+    if agent.critic is not None:
+        later = agent.critic(belief.state).view(seen.shape)
+        num_later = (num_steps - 1 - num_glimpses)[:, None]
+        values = (values + num_later * later) / (1 + num_later)
+    return Gains(samples, num_glimpses, seen, values)
 
 
-def _distance(belief: Belief, labels: Tensor, log_q: Tensor) -> Float[Tensor, " rows"]:
-    """Returns how far a belief is from the teacher, KL(p || q), and from the label, on average."""
+def _nearness(belief: Belief, labels: Tensor, log_q: Tensor) -> Float[Tensor, " rows"]:
+    """Returns how near a belief is to the teacher, -KL(p || q), and to the label, on average."""
     from_label = F.nll_loss(belief.log_probabilities(), labels, reduction="none")
-    return (belief.divergence_from(log_q) + from_label) / 2
+    return -(belief.divergence_from(log_q) + from_label) / 2
+
+
+def critic_loss(
+    critic: Callable[[Tensor], Tensor],
+    beliefs: Sequence[Belief],
+    labels: Int[Tensor, " batch"],
+    log_q: Float[Tensor, "batch classes"],
+) -> Tensor:
+    """Returns how wrong the critic predicts the mean nearness after the glimpses that follow each step.
+
+    Args:
+        critic: Predicts it from a state.
+        beliefs: The belief after each step of whole episodes.
+        labels: The class of each scene.
+        log_q: The teacher's distribution.
+    """
+    with torch.no_grad():
+        later = torch.stack([_nearness(belief, labels, log_q) for belief in beliefs[1:]]).flip(0)
+        counts = torch.arange(1, len(beliefs), device=later.device)[:, None]
+        goal = (later.cumsum(dim=0) / counts).flip(0)
+    predicted = step_values(critic, torch.stack([belief.state for belief in beliefs[:-1]]))
+    return F.mse_loss(predicted, goal)
 
 
 def actor_loss(actor: Scorer, beliefs: Sequence[Belief], gains: Gains) -> Tensor:
     """Returns how far the actor's choice is from the best one: a cross-entropy over the unseen locations.
 
-    The goal is the softmax of the gains, divided by `TEMPERATURE`: locations that tell about as much as the
-    best one share its weight. How much less the others tell does not matter.
+    The goal is the softmax of the values, divided by `TEMPERATURE`: locations that are worth about as much
+    as the best one share its weight. How much less the others are worth does not matter.
 
     Args:
         actor: Rates locations.

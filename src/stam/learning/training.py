@@ -5,7 +5,7 @@ updated after each, or where its core reads all steps in one pass, once at the e
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,14 @@ from stam.fast.cuda_policy import FusedSampledPolicy, fuse_policy
 from stam.fast.known import unknown_part
 from stam.learning import distributed, one_pass
 from stam.learning.averaging import averaged_state, moving_average
-from stam.learning.gains import ExploringPolicy, Gains, actor_loss, exploration, try_locations
+from stam.learning.gains import (
+    ExploringPolicy,
+    Gains,
+    actor_loss,
+    critic_loss,
+    exploration,
+    try_locations,
+)
 from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, only_one, restore, run_loop
 from stam.learning.objective import Objective, ValueNormaliser
 from stam.learning.optimisation import (
@@ -42,6 +49,7 @@ from stam.learning.optimisation import (
 from stam.learning.runs import RunFolder
 from stam.learning.validation import budgets, validate
 from stam.model.agent import Agent, Looker, evaluating
+from stam.model.belief import Belief
 from stam.model.core import OnePassCore
 from stam.model.episode import rollout, sense_images
 from stam.model.policy import GreedyPolicy, Policy, SampledPolicy, random_locations
@@ -144,8 +152,7 @@ class AgentLearner(Learner):
         groups = {"core": agent.core.named_parameters()}
         if agent.actor is not None:
             groups["actor"] = agent.actor.named_parameters()
-            if settings.actor_objective == "actor-critic":
-                groups["critic"] = agent.add_critic().named_parameters()
+            groups["critic"] = agent.add_critic().named_parameters()
         self.rates = {name: torch.zeros((), device=self.device) for name in groups}
         self.optimiser = make_optimiser(groups, settings.weight_decay, self.rates)
         self.averaged = moving_average(agent, settings.ema_batches) if settings.ema_batches > 1 else None
@@ -265,16 +272,26 @@ class AgentLearner(Learner):
                 )
                 totals.append(self.objective.total({name: part.sum() for name, part in parts.items()}))
             total = torch.stack(totals).sum() / sum(len(path.steps) for path in paths)
-            if gains is not None and self.looker.actor is not None and retraced is not None:
-                actor = actor_loss(self.looker.actor, retraced.beliefs, gains)
-                total, parts = total + actor, parts | {"actor": actor}
+            if gains is not None and retraced is not None:
+                learned = self._gain_losses(gains, retraced.beliefs, labels, taught)
+                total, parts = total + sum(learned.values()), parts | learned
         self._update(total)
         return [{name: part.detach().mean() for name, part in parts.items()}]
 
     @property
     def learns_gains(self) -> bool:
-        """Whether the actor learns from what every location would have told."""
+        """Whether the actor learns from what every location is worth."""
         return self.settings.actor_objective == "gains" and self.agent.actor is not None
+
+    def _gain_losses(
+        self, gains: Gains, beliefs: Sequence[Belief], labels: Tensor, taught: TeacherOutput
+    ) -> dict[str, Tensor]:
+        actor, critic = self.looker.actor, self.looker.critic
+        assert actor is not None and critic is not None
+        return {
+            "actor": actor_loss(actor, beliefs, gains),
+            "critic": critic_loss(critic, beliefs, labels, taught.log_q),
+        }
 
     def _try_locations(
         self, images: Tensor, labels: Tensor, taught: TeacherOutput, path: one_pass.Path
