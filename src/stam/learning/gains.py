@@ -24,7 +24,7 @@ from stam.model.randomness import Randomness, random_source
 from stam.shapes import Bool, Float, Int
 
 FINAL_EXPLORATION = 0.3  # of the locations in training; in the beginning all are drawn at random
-TEMPERATURE = 0.1  # nats: how much less a location may be worth than the best one and still be a goal
+TEMPERATURE = 0.03  # nats: how much less a location may be worth than the best one and still be a goal
 
 
 class ExploringPolicy(Policy):
