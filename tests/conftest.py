@@ -1,11 +1,12 @@
 """Shared by all tests: shapes in annotations are checked, and every test is seeded."""
 
+import gc
 import signal
 
 import pytest
-from jaxtyping import install_import_hook
+import typecheck
 
-install_import_hook("stam", "typecheck.checked")
+typecheck.install("stam")
 
 import torch  # noqa: E402
 from agents import randomise, tiny_config  # noqa: E402
@@ -14,6 +15,10 @@ import stam  # noqa: E402
 
 # in the background a process ignores Ctrl-C, and so would all it starts: tests interrupt some of them
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported stays, so no collection needs to look through it
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,50 @@
-"""The run-time type checker the tests use: an int is good wherever a float is."""
+"""The run-time type checker the tests use: a function of the package checks what it takes and returns.
 
+jaxtyping's own decorator binds the arguments of every call and checks them twice, which was a third of the
+time of the tests. This one checks them once, by the same rules.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jaxtyping
 from beartype import BeartypeConf, beartype
 
-checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_new_context = functools.partial(jaxtyping.jaxtyped, "context")
+
+
+def install(package: str) -> None:
+    """Checks the functions of a package, which is not yet imported."""
+    # the hook writes `@jaxtyping.jaxtyped(...)` at every function and class
+    jaxtyping.jaxtyped = lambda typechecker: typechecker  # type: ignore[assignment]
+    jaxtyping.install_import_hook(package, "typecheck.checked")
+
+
+def checked(given: Any) -> Any:
+    """Checks the calls of a function, or the fields of a dataclass when one is made."""
+    if not inspect.isclass(given):
+        return _checked_function(given)
+    if dataclasses.is_dataclass(given) and "__init__" in vars(given):
+        given.__init__ = _checked_function(given.__init__)
+    return given
+
+
+def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    # an int is good wherever a float is
+    checking = beartype(function, conf=BeartypeConf(is_pep484_tower=True))
+    annotations = inspect.get_annotations(function).values()
+    names_sizes = any("jaxtyping." in repr(each) or isinstance(each, str) for each in annotations)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if jaxtyping.config.jaxtyping_disable:
+            return function(*arguments, **options)
+        if not names_sizes:
+            return checking(*arguments, **options)
+        with _new_context():  # "batch" is one size in this call, and may be another in the next
+            return checking(*arguments, **options)
+
+    return call
