@@ -8,9 +8,12 @@ import pytest
 import torch
 from beartype.roar import BeartypeCallHintViolation
 
+from stam import cli
 from stam.scene.grid import Grid
 
+REFUSED = (BeartypeCallHintViolation, jaxtyping.TypeCheckError)
 SOURCE = """
+from collections.abc import Iterator
 from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
@@ -45,6 +48,9 @@ def inner(one: Float[Tensor, "n k"] | None = None) -> int:
 def quoted(one: "Float[Tensor, 'n n']") -> None:
     pass
 
+def counted(one: Float[Tensor, "n n"]) -> Iterator[int]:
+    yield from range(len(one))
+
 def text() -> str:
     return 1
 """
@@ -67,6 +73,8 @@ def test_what_fits_passes(module):
     assert module.wrong(torch.ones(2, 2)).shape == (2, 2)
     assert module.inner() == 1
     module.quoted(torch.ones(2, 2))
+    several = [module.counted(torch.ones(size, size)) for size in (2, 3)]
+    assert [list(each) for each in several] == [[0, 1], [0, 1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +87,7 @@ def test_what_fits_passes(module):
         lambda module: module.wrong(torch.ones(2, 3)),
         lambda module: module.inner("text"),
         lambda module: module.quoted(torch.ones(2, 3)),
+        lambda module: module.counted(torch.ones(2, 3)),
         lambda module: module.text(),
         lambda module: module.Pair(torch.ones(2), torch.ones(3)),
         lambda module: module.Pair.of(torch.ones(2, 2)),
@@ -87,7 +96,7 @@ def test_what_fits_passes(module):
     ],
 )
 def test_what_does_not_is_refused(module, call):
-    with pytest.raises(BeartypeCallHintViolation):
+    with pytest.raises(REFUSED):
         call(module)
 
 
@@ -97,7 +106,9 @@ def test_it_can_be_switched_off(module, monkeypatch):
 
 
 def test_the_package_is_checked(agent, images):
-    with pytest.raises(BeartypeCallHintViolation):
+    with pytest.raises(REFUSED):
         agent.look(images[0], 2)  # not a batch
-    with pytest.raises(BeartypeCallHintViolation):
+    with pytest.raises(REFUSED):
         Grid((24, 32), (8, 8), (4, 4)).row_column("text")
+    with pytest.raises(REFUSED):
+        cli.main([3])

@@ -8,12 +8,13 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ForwardRef, get_args
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
-_new_context = functools.partial(jaxtyping.jaxtyped, "context")
+_check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is good wherever a float is
+_jaxtyped = jaxtyping.jaxtyped
 
 
 def install(package: str) -> None:
@@ -33,10 +34,14 @@ def checked(given: Any) -> Any:
 
 
 def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    # an int is good wherever a float is
-    checking = beartype(function, conf=BeartypeConf(is_pep484_tower=True))
     annotations = inspect.get_annotations(function).values()
-    names_sizes = any("jaxtyping." in repr(each) or isinstance(each, str) for each in annotations)
+    # jaxtyping lets names pass that are imported for type checkers only; and in a package with a module
+    # `list` beartype alone would look for lists there
+    is_lazy = inspect.isgeneratorfunction(function)  # beartype alone would check when it is first asked
+    if is_lazy or "__path__" in function.__globals__ or any(map(_is_quoted, annotations)):
+        return _jaxtyped(function, typechecker=_check)
+    checking = _check(function)
+    names_sizes = any("jaxtyping." in repr(each) for each in annotations)
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -44,7 +49,11 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments, **options)
         if not names_sizes:
             return checking(*arguments, **options)
-        with _new_context():  # "batch" is one size in this call, and may be another in the next
+        with _jaxtyped("context"):  # "batch" is one size in this call, and may be another in the next
             return checking(*arguments, **options)
 
     return call
+
+
+def _is_quoted(annotation: Any) -> bool:
+    return isinstance(annotation, str | ForwardRef) or any(map(_is_quoted, get_args(annotation)))
