@@ -72,7 +72,7 @@ def workplace(tmp_path, monkeypatch):
     """A folder with everything the documents name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(digits, "_LENGTHS", {"train": 256, "test": 64})
-    make_image_folder(tmp_path / "path/to/images")
+    make_image_folder(tmp_path / "path/to/images", train=4, val=2)
     Image.new("RGB", (60, 50), (90, 120, 60)).save("photo.jpg")
     vit = VisionTransformer(
         num_classes=1000,

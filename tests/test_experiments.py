@@ -36,7 +36,7 @@ SETTINGS = json.dumps({"agent": AGENT, "training": TRAINING, "teacher": TEACHER}
 
 
 def run(script: str, *arguments: object, folder: str = "experiments") -> str:
-    """Runs a script as `python FOLDER/SCRIPT` does, but here: importing torch takes longer than most of them."""
+    """Runs a script as `python FOLDER/SCRIPT` does, but here: importing torch takes longer than most."""
     path, said = ROOT / folder / script, io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.setattr(sys, "argv", [str(path), *map(str, arguments)])

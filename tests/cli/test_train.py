@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -90,7 +89,7 @@ def test_one_word_is_enough_for_a_folder(images, tmp_path):
     assert json.loads((tmp_path / "run/run.json").read_text())["recipe"] == "tiny"
 
 
-# Sends itself a signal: in the middle of an epoch, or where the state of that batch is about to replace the last.
+# Sends itself a signal: in the middle of an epoch, or where the state of that batch is to replace the last.
 SIGNALLED = """
 import os, pathlib, sys
 from stam import cli
@@ -145,8 +144,10 @@ def test_interrupted_at_any_step_and_resumed_gives_the_same_metrics(images, tmp_
     assert len(lines(metrics)) == 2  # of four batches an epoch
     run("train", "--resume", "--out", tmp_path / "cut")
     assert metrics.read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
-    for name, value in stam.load(tmp_path / "cut/last").state_dict().items():
-        assert value.equal(stam.load(tmp_path / "whole/last").state_dict()[name]), name
+    whole, cut = (stam.load(tmp_path / name / "last").state_dict() for name in ("whole", "cut"))
+    assert whole.keys() == cut.keys()
+    for name, value in cut.items():
+        assert value.equal(whole[name]), name
 
 
 def test_a_teacher_can_be_trained_alone_and_used(images, tmp_path, capsys):
