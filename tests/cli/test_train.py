@@ -5,13 +5,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from images import make_image_folder
+from processes import run_together
 
 import stam
 from stam import cli
@@ -92,6 +92,8 @@ def test_one_word_is_enough_for_a_folder(images, tmp_path):
 # Sends itself a signal: in the middle of an epoch, or where the state of that batch is to replace the last.
 SIGNALLED = """
 import os, pathlib, sys
+import torch
+torch.set_num_threads(1)  # as many as here: sums are rounded otherwise with another number
 from stam import cli
 from stam.learning.training import AgentLearner
 
@@ -129,18 +131,15 @@ def test_interrupted_at_any_step_and_resumed_gives_the_same_metrics(images, tmp_
     agent = [word.replace("--", "--agent.") if word.startswith("--") else word for word in AGENT]
     run("teacher", "tiny", images, "--out", tmp_path / "teacher", *teacher, *agent, "--device", "cpu")
     run("train", "tiny", images, "--out", tmp_path / "whole", *settings)
-    command = [sys.executable, "-c", SIGNALLED, place, str(int(kill))]
-    command += ["train", "tiny", str(images), "--out", str(tmp_path / "cut"), *settings]
-    # as many threads as here: sums are rounded otherwise with another number
-    environment = os.environ | {"PYTHONPATH": str(Path(stam.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environment, timeout=180)
+    command = [place, int(kill), "train", "tiny", images, "--out", tmp_path / "cut", *settings]
+    (ended,) = run_together(SIGNALLED, command, [{}], tmp_path)
     metrics = tmp_path / "cut/metrics.jsonl"
     if kill == signal.SIGINT:
-        assert done.returncode == 130 and "finishing this batch, then saving" in done.stderr
+        assert ended.code == 130 and "finishing this batch, then saving" in ended.said
         resume = f"stam train --resume --out {tmp_path / 'cut'}"
-        assert resume in done.stderr and "Traceback" not in done.stderr
+        assert resume in ended.said and "Traceback" not in ended.said
     else:
-        assert done.returncode == -kill
+        assert ended.code == -kill
     assert len(lines(metrics)) == 2  # of four batches an epoch
     run("train", "--resume", "--out", tmp_path / "cut")
     assert metrics.read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
