@@ -13,7 +13,8 @@ from typing import Any, ForwardRef, get_args
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
-_check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is good wherever a float is
+# an int is good wherever a float is; an error is a TypeError, as jaxtyping's own
+_check = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError))
 _jaxtyped = jaxtyping.jaxtyped
 
 
