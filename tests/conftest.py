@@ -18,8 +18,11 @@ from stam.config import CORE_SIZES  # noqa: E402
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # what is imported stays, so no collection needs to look through it
+@pytest.fixture(autouse=True, scope="module")
+def _swept() -> None:
+    """What was imported so far stays, so no collection needs to look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
