@@ -252,7 +252,7 @@ def evaluated(
 
 def draw_bent(system: Stn, image: np.ndarray, path: Path) -> None:
     """Draws a scene, and what the classifier sees of it: the boxes of a look do not show how it is bent."""
-    pixels, facts = torch.from_numpy(image).permute(2, 0, 1)[None], system.facts
+    pixels, facts = torch.from_numpy(image.copy()).permute(2, 0, 1)[None], system.facts
     with torch.inference_mode():
         seen = system.bent(normalise(pixels, facts.mean, facts.std).to(system.device)).cpu()[0]
     mean, std = (torch.tensor(each)[:, None, None] for each in (facts.mean, facts.std))

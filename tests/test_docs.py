@@ -1,6 +1,7 @@
 """Every documented command is run, at toy size, in the order it is documented."""
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ from safetensors.torch import save_file
 
 from stam import cli
 from stam.data import digits
+from stam.evaluation.cost import measure_cost
 from stam.model.vit import VisionTransformer
 
 ROOT = Path(__file__).parent.parent
@@ -52,6 +54,8 @@ TOY_OPTIONS = {  # appended to a documented command, to make it small; only --mi
         *"--epochs 1 --batch-size 4 --warmup-epochs 0 --num-workers 0".split(),
     ],
     "evaluate": "--seeds 2 --glimpses 3".split(),
+    "figures": "--kinds png".split(),
+    "export": "--episodes 2".split(),
     "predict": "--max-glimpses 2".split(),
     "serve": "--port 0".split(),  # somebody may listen on the usual one
     "train --resume --out runs/digits --epochs": "--epochs 2".split(),
@@ -72,7 +76,10 @@ def workplace(tmp_path, monkeypatch):
     """A folder with everything the documents name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(digits, "_LENGTHS", {"train": 256, "test": 64})
-    make_image_folder(tmp_path / "path/to/images")
+    evaluating = sys.modules["stam.evaluation.evaluate"]
+    few = functools.partial(measure_cost, batch_sizes=(1, 2), seconds=0)
+    monkeypatch.setattr(evaluating, "measure_cost", few)
+    make_image_folder(tmp_path / "path/to/images", train=4, val=2)
     Image.new("RGB", (60, 50), (90, 120, 60)).save("photo.jpg")
     vit = VisionTransformer(
         num_classes=1000,
@@ -110,7 +117,7 @@ def toy_options(words: list[str]) -> list[str]:
         ),
     ],
 )
-def test_documented_commands_work(file, workplace, monkeypatch):
+def test_documented_commands_work(file, workplace, monkeypatch, request):
     import uvicorn
 
     from stam.cli import push
@@ -121,6 +128,8 @@ def test_documented_commands_work(file, workplace, monkeypatch):
     monkeypatch.setattr(uvicorn.Server, "run", lambda *args, **kwargs: served.append(args))
     commands = documented_commands(file)
     assert len(commands) >= 3
+    if all(command.startswith("stam bench") for command in commands):
+        request.getfixturevalue("shallow")  # elsewhere weights that ship are loaded
     for command in commands:
         words = shlex.split(re.sub(r" --minutes \d+", "", command))[1:]  # see test_choosing.py
         if command.startswith("torchrun "):

@@ -100,7 +100,8 @@ def from_plain(cls: type[T], values: Any, where: str = "") -> T:
     values = values if upgraded is None else upgraded(values)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
-        require(key in fields, f"unknown setting '{where}{key}': {did_you_mean(str(key), fields)}")
+        if key not in fields:
+            raise ConfigError(f"unknown setting '{where}{key}': {did_you_mean(str(key), fields)}")
     for name, field in fields.items():
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         require(name in values or not needed, f"{where}{name} is missing: {cls.__name__} needs it")
@@ -120,7 +121,8 @@ def _restore(hint: Any, value: Any, where: str) -> Any:
         require(isinstance(value, Mapping), f"{where} must be an object, got {_shown(value)}")
         inner = typing.get_args(hint)[1]
         return {str(key): _restore(inner, item, f"{where}.{key}") for key, item in value.items()}
-    require(_is_kind(hint, value), f"{where} must be {_KINDS.get(hint, hint)}, got {_shown(value)}")
+    if not _is_kind(hint, value):
+        raise ConfigError(f"{where} must be {_KINDS.get(hint, hint)}, got {_shown(value)}")
     return float(value) if hint is float else value
 
 
@@ -139,7 +141,8 @@ def _restore_tuple(inner: tuple[Any, ...], value: Any, where: str) -> tuple[Any,
     count = None if inner[-1] is Ellipsis else len(inner)
     numbered = f"a list of {count}" if count is not None else "a list"
     sound = isinstance(value, (list, tuple)) and count in (None, len(value))
-    require(sound, f"{where} must be {numbered}, got {_shown(value)}")
+    if not sound:
+        raise ConfigError(f"{where} must be {numbered}, got {_shown(value)}")
     if count is None and inner[0] is str and all(type(item) is str for item in value):
         return tuple(value)  # a list of names may have millions
     hints = inner if count is not None else itertools.repeat(inner[0])

@@ -80,4 +80,5 @@ def require(condition: bool, message: str) -> None:
 
 def require_choice(name: str, given: str, allowed: tuple[str, ...]) -> None:
     """Raises unless `given` is one of the allowed names, and names the nearest."""
-    require(given in allowed, f"{name} '{given}' is unknown: {did_you_mean(given, allowed)}")
+    if given not in allowed:
+        raise ConfigError(f"{name} '{given}' is unknown: {did_you_mean(given, allowed)}")

@@ -11,7 +11,7 @@ from stam.show.figures import speed, to_bytes
 QUICK = "--device cpu --sizes tiny --batch-sizes 1 --num-glimpses 1 2 --batches 1".split()
 
 
-def test_a_table_and_a_plot(tmp_path, capsys):
+def test_a_table_and_a_plot(tmp_path, capsys, shallow):
     cli.main(["bench", *QUICK, "--plot", str(tmp_path / "speed.png")])
     shown = capsys.readouterr()
     assert [line.split()[:3] for line in shown.out.splitlines() if line.startswith("tiny")] == [
@@ -23,7 +23,7 @@ def test_a_table_and_a_plot(tmp_path, capsys):
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_json_and_files(capsys):
+def test_json_and_files(capsys, shallow):
     cli.main(["bench", *QUICK[:-4], "--num-glimpses", "1", "--batches", "1", "--files", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert [run["source"] for run in result["training"]] == ["device", "files"]

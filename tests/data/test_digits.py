@@ -1,10 +1,9 @@
 import hashlib
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
+from processes import run_together
 
 from stam.data import ClutteredDigits, Scenes, open_scenes
 from stam.errors import ConfigError
@@ -51,13 +50,13 @@ def test_a_scene_depends_on_seed_split_and_index_only() -> None:
     assert not np.array_equal(forwards, ClutteredDigits("test").load_batch(np.arange(9)))
 
 
-def test_scenes_are_the_same_in_another_process() -> None:
+def test_scenes_are_the_same_in_another_process(tmp_path) -> None:
     script = (
         "import hashlib, numpy as np; from stam.data import ClutteredDigits;"
         "print(hashlib.sha256(ClutteredDigits(seed=3).load_batch(np.array([5, 1])).tobytes()).hexdigest())"
     )
-    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == digest(ClutteredDigits(seed=3), [5, 1])
+    (other,) = run_together(script, [], [{}], tmp_path)
+    assert other.code == 0 and other.out.strip() == digest(ClutteredDigits(seed=3), [5, 1])
 
 
 def test_the_digit_lies_in_its_box_and_anywhere_in_the_scene() -> None:

@@ -1,15 +1,13 @@
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from processes import run_together
 
-import stam
 from stam.data import (
     ImageFolder,
     Scenes,
@@ -366,12 +364,8 @@ def test_of_several_processes_one_checks(tmp_path: Path) -> None:
         "ImageFolder.load = slow\n"
         f"print(len(check_images(open_scenes({str(root)!r}).train, progress=False).readable))"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(stam.__file__).parent.parent)}
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
-        for _ in range(3)
-    ]
-    assert [process.communicate(timeout=120)[0].strip() for process in started] == ["5"] * 3
+    ended = run_together(code, [], [{}] * 3, tmp_path)
+    assert [process.out.strip() for process in ended] == ["5"] * 3
     assert log.read_text() == "x" * 5
 
 

@@ -1,12 +1,10 @@
 """Evaluation by several processes: every image is counted exactly once, and the result is the same."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from evaluating import NoiseScenes, fast_plan, make_agent, make_data, make_run, make_teacher
+from processes import run_together
 
 from stam.evaluation import evaluate, load_evaluation
 
@@ -14,14 +12,12 @@ NUM_SCENES = 11  # not a multiple of the processes: nobody may pad
 
 # Three processes; all three evaluate, then the first two of them alone.
 WORKER = """
-import sys
-import jaxtyping
+import os, sys
 import torch
 import torch.distributed as dist
 
-jaxtyping.install_import_hook = lambda *names: None  # types are checked elsewhere; this starts faster
 torch.set_num_threads(1)
-folder, rank = sys.argv[1], int(sys.argv[2])
+folder, rank = sys.argv[1], int(os.environ["RANK"])
 from evaluating import NoiseScenes, fast_plan, make_agent, make_teacher
 from stam.evaluation import evaluate, save_evaluation
 
@@ -44,33 +40,12 @@ print(len(Counting.loaded))
 """
 
 
-def wait_for(workers: list[subprocess.Popen]) -> None:
-    """Waits for processes that run together; one that fails, or takes too long, ends all."""
-    try:
-        for worker in workers:
-            _, errors = worker.communicate(timeout=120)
-            assert worker.returncode == 0, errors.decode()
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
-    script = folder / "worker.py"
-    script.write_text(WORKER.replace("{num}", str(NUM_SCENES)))
-    here = Path(__file__).parents[1]
-    environment = os.environ | {
-        "PYTHONPATH": f"{here.parent / 'src'}{os.pathsep}{here}",
-        "OMP_NUM_THREADS": "1",
-    }
-    workers = [
-        subprocess.Popen([sys.executable, script, folder, str(rank)], env=environment, stderr=subprocess.PIPE)
-        for rank in range(3)
-    ]
-    wait_for(workers)
+    worker = WORKER.replace("{num}", str(NUM_SCENES))
+    for ended in run_together(worker, [folder], [{"RANK": str(rank)} for rank in range(3)], folder):
+        assert ended.code == 0, ended.said
     return folder
 
 
@@ -89,12 +64,12 @@ def test_processes_find_what_one_finds(folder, world):
 
 # Two processes ask for a run's evaluation; the second is late, the first takes its time to write.
 ASKING_WORKER = """
-import sys, time
+import os, sys, time
 import torch
 import torch.distributed as dist
 
 torch.set_num_threads(1)
-folder, run, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+folder, run, rank = sys.argv[1], sys.argv[2], int(os.environ["RANK"])
 from stam.evaluation import evaluated, load_evaluation, runs
 
 def slowly(*given, save=runs.save_evaluation):
@@ -115,13 +90,7 @@ dist.destroy_process_group()
 
 def test_all_find_the_result_that_the_first_writes(tmp_path):
     make_run(tmp_path / "run", make_data(tmp_path / "data"), with_teacher=False)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", ASKING_WORKER, tmp_path, tmp_path / "run", str(rank)],
-            env=environment,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]
-    wait_for(workers)
+    for ended in run_together(
+        ASKING_WORKER, [tmp_path, tmp_path / "run"], [{"RANK": str(rank)} for rank in range(2)], tmp_path
+    ):
+        assert ended.code == 0, ended.said

@@ -147,7 +147,7 @@ def test_what_cannot_be_exported_is_said(exported, tmp_path):
 
 def test_the_command_and_an_agent_without_an_actor(tmp_path, capsys):
     _kept_ranks.cache_clear()  # as in a process that only exports
-    agent = stam.Agent(tiny_config(policy="spiral"))
+    agent = stam.Agent(tiny_config(policy="spiral", depth=1))
     randomise(agent)
     stam.weights.save_agent(agent.eval(), tmp_path / "agent")
     main(["export", str(tmp_path / "agent"), "--out", str(tmp_path / "agent.onnx"), "--episodes", "2"])

@@ -5,11 +5,13 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from images import make_image_folder
+from processes import run_together
 
 from stam.cli import main
 from stam.cli.processes import processes
@@ -74,29 +76,16 @@ def free_port() -> int:
 
 def run(world: int, *arguments: object, stop_after: int = 0, worker: str = WORKER) -> list[tuple[int, str]]:
     """Runs the command line in several processes; returns how each ended and what it said."""
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
+    shared = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(world),
         "STOP_AFTER": str(stop_after),
     }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", worker, *map(str, arguments)],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        said = [process.communicate(timeout=120)[1] for process in workers]
-    finally:
-        for process in workers:
-            process.kill()
-            process.wait()
-    return [(process.returncode, text) for process, text in zip(workers, said, strict=True)]
+    environments = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    with tempfile.TemporaryDirectory() as folder:
+        ended = run_together(worker, arguments, environments, Path(folder))
+    return [(process.code, process.said) for process in ended]
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:

@@ -230,8 +230,10 @@ def _open_part(root: str, part: str, index: dict[str, Any]) -> IndexedShards:
     return IndexedShards(root, shards, table, classes, run_length, index.get("checked") is True)
 
 
-def _names(shards: list[Any]) -> list[str]:
-    """Returns the names of shards; one that leads out of the folder is an error."""
+def _names(shards: Any) -> list[str]:
+    """Returns the names of shards, as a file lists them; one that leads out of the folder is an error."""
+    if not isinstance(shards, list):
+        raise ValueError(f"the shards must be a list, not {shards!r:.80}")
     for name in shards:
         if not isinstance(name, str) or PurePosixPath(name).name != name or "\0" in name:
             raise ValueError(f"no shard may be called {name!r:.80}")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stam.errors import ConfigError, StamError, did_you_mean, require
+from stam.errors import ConfigError, StamError, require_choice
 from stam.model.orders import ORDERS, centre_out_order
 from stam.model.randomness import Randomness, random_source
 from stam.scene.grid import Grid
@@ -325,7 +325,7 @@ def require_policy(name: str) -> None:
     """Raises unless a policy can be made by that name: one of `POLICIES`, or `learned:NUMBER`."""
     base, colon, number = name.partition(":")
     if not colon:
-        require(base in POLICIES, f"policy '{name}' is unknown: {did_you_mean(base, POLICIES)}")
+        require_choice("policy", name, POLICIES)
     elif base != "learned" or not number.isdecimal() or int(number) < 1:
         raise ConfigError(
             f"policy '{name}' is unknown: learned:8 lets the actor choose until 8 glimpses have been seen, "
