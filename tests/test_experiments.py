@@ -72,7 +72,7 @@ def test_real_images(images, tmp_path):
 def test_digits_policies(tmp_path):
     out = tmp_path / "out"
     run(
-        *("digits_policies.py", "--out", out, "--seeds", 1, "--eval-seeds", 1, "--policies", "plus"),
+        *("digits_policies.py", "--out", out, "--seeds", 1, "--eval-seeds", 1, "--policies", "gains"),
         *("--random-seconds", 0.2, "--batches", 1, "--batch-size", 8, "--num-sets", 1, "--num-scenes", 16),
         *("--device", "cpu"),
     )
