@@ -9,11 +9,13 @@ from evaluating import make_agent
 
 from stam.evaluation import look_until_sure
 from stam.evaluation.scenes import first_locations, random_orders
+from stam.fast import kernels
 from stam.fast.cuda import fuse
 from stam.fast.exit_pool import ExitPool, can_pool, next_size
+from stam.model.policy import FirstThen
 
 
-@pytest.mark.parametrize("policy", ["learned", "spiral"])
+@pytest.mark.parametrize("policy", ["learned", "learned:3", "spiral"])
 @pytest.mark.parametrize("batch_size", [1, 5, 16])
 @pytest.mark.parametrize("is_late", [False, True])
 def test_scenes_leave_a_pool_where_they_leave_a_batch(policy, batch_size, is_late):
@@ -62,7 +64,11 @@ def test_sizes_waste_at_most_an_eighth():
     assert {count: next_size(count) for count in sizes} == sizes
 
 
-def test_a_policy_of_its_own_for_each_scene_is_not_pooled():
+def test_a_policy_of_its_own_for_each_scene_is_not_pooled(monkeypatch):
     agent, images = make_agent(), torch.zeros(2, 3, 24, 32)
-    assert not can_pool(fuse(agent), random_orders(agent.grid, np.arange(2), 0), images)
     assert not can_pool(fuse(agent), agent.policy(), images)  # there are no kernels here
+    monkeypatch.setattr(kernels, "usable", lambda tensor: True)
+    orders = random_orders(agent.grid, np.arange(2), 0)
+    assert not can_pool(fuse(agent), orders, images)
+    assert not can_pool(fuse(agent), FirstThen(agent.policy(), orders, 3), images)
+    assert all(can_pool(fuse(agent), agent.policy(name), images) for name in ("learned", "learned:3", "plus"))

@@ -226,8 +226,10 @@ class FirstThen(Policy):
         return self.first if num_glimpses < self.num_first else self.then
 
     def select(self, samples: Int[Tensor, " kept"]) -> Policy:
-        """Returns the policy for some samples of a batch."""
-        return FirstThen(self.first.select(samples), self.then.select(samples), self.num_first)
+        """Returns the policy for some samples of a batch; it is this one where both are the same for all."""
+        first, then = self.first.select(samples), self.then.select(samples)
+        is_same = first is self.first and then is self.then
+        return self if is_same else FirstThen(first, then, self.num_first)
 
     def decide(
         self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
