@@ -25,6 +25,7 @@ from stam.learning.recipes import get_recipe
 from stam.settings import RunConfig
 
 SHOWN = (1, 2, 3, 5, 8, 12, 16, 21)
+SIZES = {32: (224, 21), 48: (240, 16), 64: (256, 7)}  # scene's side and glimpses, from the paper's appendix
 
 
 def row(name: str, accuracy: list[float], seconds: float) -> str:
@@ -55,18 +56,29 @@ def main() -> None:
     parser.add_argument(
         "--seeds", type=int, default=2, help="first locations of each image in the evaluation"
     )
-    parser.add_argument("--glimpses", type=int, default=21)
+    parser.add_argument("--glimpse-size", type=int, default=32, choices=SIZES, help="pixels of a glimpse's side")
+    parser.add_argument("--glimpses", type=int, help="by default those of the paper for this size: 21, 16, 7")
     parser.add_argument("--policies", nargs="+", default=["learned"])
     parser.add_argument("--set", type=json.loads, default={}, help="settings instead of those chosen")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="results of experiments")
     given = parser.parse_args()
     config = get_recipe(given.recipe)
+    image_size, most = SIZES[given.glimpse_size]
+    given.glimpses = given.glimpses or most
+    agent_config = dataclasses.replace(
+        config.agent,
+        core=given.core or default_core(given.device),
+        image_size=image_size,
+        glimpse_size=given.glimpse_size,
+    )
     config = dataclasses.replace(
         config,
         init=given.init,
-        agent=dataclasses.replace(config.agent, core=given.core or default_core(given.device)),
+        agent=agent_config,
         data=dataclasses.replace(config.data, path=given.data, num_workers=given.workers),
-        training=dataclasses.replace(config.training, device=given.device, seed=given.seed),
+        training=dataclasses.replace(
+            config.training, device=given.device, seed=given.seed, num_glimpses=given.glimpses
+        ),
         teacher_training=dataclasses.replace(config.teacher_training, device=given.device),
     )
     began = time.monotonic()
