@@ -56,7 +56,9 @@ def main() -> None:
     parser.add_argument(
         "--seeds", type=int, default=2, help="first locations of each image in the evaluation"
     )
-    parser.add_argument("--glimpse-size", type=int, default=32, choices=SIZES, help="pixels of a glimpse's side")
+    parser.add_argument(
+        "--glimpse-size", type=int, default=32, choices=SIZES, help="pixels of a glimpse's side"
+    )
     parser.add_argument("--glimpses", type=int, help="by default those of the paper for this size: 21, 16, 7")
     parser.add_argument("--policies", nargs="+", default=["learned"])
     parser.add_argument("--set", type=json.loads, default={}, help="settings instead of those chosen")
