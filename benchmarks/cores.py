@@ -14,12 +14,11 @@ import argparse
 import importlib.util
 import json
 import statistics
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
+from live_latency import exported
 
 import stam
 from stam.evaluation import multiply_adds
@@ -66,33 +65,27 @@ def last_step(looker: Looker, num_glimpses: int, times: int) -> Callable[[], obj
 
 def last_exported_step(agent: stam.Agent, num_glimpses: int) -> Callable[[], object]:
     """Returns a call of the exported graph for the last glimpse."""
-    import onnxruntime
+    from stam.integrations.onnx import empty_state
 
-    from stam.integrations.onnx import export_onnx
-
-    with tempfile.TemporaryDirectory() as folder:
-        export_onnx(agent, Path(folder) / "agent.onnx")
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        graph = onnxruntime.InferenceSession(
-            str(Path(folder) / "agent.onnx"), options, providers=["CPUExecutionProvider"]
-        )
+    graph = exported(agent)
     glimpses = torch.randn(1, num_glimpses, 3, *agent.grid.glimpse_size).numpy()
     locations = torch.arange(num_glimpses)[None].numpy()
     if agent.config.core != "causal":
         return partial(graph.run, None, {"glimpses": glimpses, "locations": locations})
-    depth, heads, width = agent.config.depth, agent.config.num_heads, agent.config.width
-    carried = {
-        "seen": torch.zeros(1, agent.grid.num_locations, dtype=torch.bool).numpy(),
-        "cache": torch.zeros(depth, 2, 1, heads, 0, width // heads).numpy(),
-    }
-    for step in range(num_glimpses):
-        inputs = {"glimpses": glimpses[:, step : step + 1], "locations": locations[:, step : step + 1]}
-        inputs |= carried
-        if step < num_glimpses - 1:
-            seen, cache = graph.run(["new_seen", "new_cache"], inputs)
-            carried = {"seen": seen, "cache": cache}
-    return partial(graph.run, None, inputs)
+    seen, cache = (part.numpy() for part in empty_state(agent.config, 1))
+
+    def inputs(step: int) -> dict[str, object]:
+        latest = slice(step, step + 1)
+        return {
+            "glimpses": glimpses[:, latest],
+            "locations": locations[:, latest],
+            "seen": seen,
+            "cache": cache,
+        }
+
+    for step in range(num_glimpses - 1):
+        seen, cache = graph.run(["new_seen", "new_cache"], inputs(step))
+    return partial(graph.run, None, inputs(num_glimpses - 1))
 
 
 @torch.no_grad()

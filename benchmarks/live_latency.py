@@ -85,19 +85,25 @@ def sessions(agent: stam.Agent, counts: list[int], seconds: float, max_glimpses:
     return rows
 
 
-def onnx(agent: stam.Agent, repeats: int) -> list[dict]:
-    """One step of one session at several counts of glimpses."""
+def exported(agent: stam.Agent) -> Any:
+    """Returns an onnxruntime session of an agent's step, with as many threads as PyTorch has."""
     import onnxruntime
 
-    from stam.integrations.onnx import StepGraph, export_onnx
+    from stam.integrations.onnx import export_onnx
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "agent.onnx"
         export_onnx(agent, path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    graph, rows = StepGraph(agent), []
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def onnx(agent: stam.Agent, repeats: int) -> list[dict]:
+    """One step of one session at several counts of glimpses."""
+    from stam.integrations.onnx import StepGraph
+
+    session, graph, rows = exported(agent), StepGraph(agent), []
     most = agent.grid.num_locations
     for count in (1, 7, 14, 28, most):
         glimpses = torch.randn(1, count, agent.config.channels, *agent.grid.glimpse_size)

@@ -1,4 +1,4 @@
-"""Trains Learned, Random, Plus and Spiral agents from the same start on cluttered digits, over several seeds.
+"""Trains agents with learned and fixed policies from the same start on cluttered digits, over several seeds.
 
     python experiments/digits_policies.py --out runs/digits-policies --processes 12
 

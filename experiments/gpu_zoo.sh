@@ -4,7 +4,7 @@
 #   DATA=data RUNS=runs RESULTS=results sh experiments/gpu_zoo.sh PART... [-- SECONDS]
 #
 # PART is one of: ram, digits, aid-1, aid-2, aid-3, imagenette-1, imagenette-2, imagenette-3.
-# SECONDS is the training time of each system on photographs, 45 by default. RAM_SECONDS is RAM's on digits.
+# SECONDS is the training time of each system on photographs, 40 by default. RAM_SECONDS is RAM's on digits.
 # ZOO_OPTIONS are more options of experiments/zoo.py, such as '--epochs 1 --device cpu' for a try.
 #
 # DATA holds mnist.npz, aid.tar, imagenette-train.tar, imagenette-val.tar and deit_tiny.safetensors (an
@@ -19,7 +19,7 @@ DATA=${DATA:-data} RUNS=${RUNS:-runs} RESULTS=${RESULTS:-results}
 export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$RUNS" "$RESULTS"
 
-parts="" seconds=45 status=0
+parts="" seconds=40 status=0
 while [ $# -gt 0 ]; do
     if [ "$1" = "--" ]; then
         seconds=$2
@@ -47,7 +47,7 @@ photographs() { # NAME FILES SYSTEM... [--agents AGENT]
 
 for part in $parts; do
     case $part in
-    ram) digits ram:"${RAM_SECONDS:-220}" ;;
+    ram) digits ram:"${RAM_SECONDS:-420}" ;;
     digits) digits stn:60 stn-even patchdrop:80 saccader:80 ;;
     aid-1) photographs aid aid.tar gfnet tnet dram ;;
     aid-2) photographs aid aid.tar patchdrop stn ;;

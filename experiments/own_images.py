@@ -21,11 +21,10 @@ from stam.config import from_plain, to_plain
 from stam.evaluation import EvaluationPlan, evaluate, save_evaluation
 from stam.learning import experiment
 from stam.learning.fitting import default_core, fit
-from stam.learning.recipes import get_recipe
+from stam.learning.recipes import GLIMPSE_SIZES, get_recipe
 from stam.settings import RunConfig
 
 SHOWN = (1, 2, 3, 5, 8, 12, 16, 21)
-SIZES = {32: (224, 21), 48: (240, 16), 64: (256, 7)}  # scene's side and glimpses, from the paper's appendix
 
 
 def row(name: str, accuracy: list[float], seconds: float) -> str:
@@ -57,7 +56,7 @@ def main() -> None:
         "--seeds", type=int, default=2, help="first locations of each image in the evaluation"
     )
     parser.add_argument(
-        "--glimpse-size", type=int, default=32, choices=SIZES, help="pixels of a glimpse's side"
+        "--glimpse-size", type=int, default=32, choices=GLIMPSE_SIZES, help="pixels of a glimpse's side"
     )
     parser.add_argument("--glimpses", type=int, help="by default those of the paper for this size: 21, 16, 7")
     parser.add_argument("--policies", nargs="+", default=["learned"])
@@ -65,7 +64,7 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="results of experiments")
     given = parser.parse_args()
     config = get_recipe(given.recipe)
-    image_size, most = SIZES[given.glimpse_size]
+    image_size, most, _ = GLIMPSE_SIZES[given.glimpse_size]
     given.glimpses = given.glimpses or most
     agent_config = dataclasses.replace(
         config.agent,

@@ -19,7 +19,7 @@ Recipe = Callable[[], RunConfig]
 _CONSISTENCY_NAMES = {"hard": "hard", "none": "no-consistency"}
 
 # glimpse size: (image size, glimpses an episode, batch), from the paper's appendix
-_GLIMPSES = {32: (224, 21, 4096), 48: (240, 16, 2000), 64: (256, 7, 1600)}
+GLIMPSE_SIZES = {32: (224, 21, 4096), 48: (240, 16, 2000), 64: (256, 7, 1600)}
 
 
 def digits() -> RunConfig:
@@ -81,7 +81,7 @@ def digits_paper() -> RunConfig:
 
 def imagenet(size: str = "small", glimpse_size: int = 32) -> RunConfig:
     """ImageNet with the paper's settings."""
-    image_size, num_glimpses, batch_size = _GLIMPSES[glimpse_size]
+    image_size, num_glimpses, batch_size = GLIMPSE_SIZES[glimpse_size]
     return RunConfig(
         agent=AgentConfig.of_size(size, 1000, image_size=image_size, glimpse_size=glimpse_size),
         data=DataConfig("imagenet", resize_size=image_size * 256 // 224, decode_size=None),
@@ -93,7 +93,7 @@ def imagenet(size: str = "small", glimpse_size: int = 32) -> RunConfig:
 
 def fmow(size: str = "small", glimpse_size: int = 32) -> RunConfig:
     """The paper's settings for fMoW: 62 classes, vertical flips, a teacher fine-tuned for 100 epochs."""
-    num_glimpses = _GLIMPSES[glimpse_size][1]
+    num_glimpses = GLIMPSE_SIZES[glimpse_size][1]
     base = imagenet(size, glimpse_size)
     return dataclasses.replace(
         base,

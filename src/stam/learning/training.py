@@ -203,7 +203,8 @@ class AgentLearner(Learner):
         if self.bf16_weights is not None:
             images = images.bfloat16()  # all readers round them: once is enough, and takes half the memory
         self.tau.fill_(self.settings.tau(place.epoch))
-        self.exploration.fill_(exploration(place.epoch / self.settings.tau_epochs))
+        if self.learns_gains:
+            self.exploration.fill_(exploration(place.epoch / self.settings.tau_epochs))
         for name, rate in self.learning_rates(place.epoch).items():
             self.rates[name].fill_(rate)
         key = random_key("batch", self.settings.seed, place.epoch, place.batch)
