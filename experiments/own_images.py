@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stam.config import from_plain, to_plain
 from stam.evaluation import EvaluationPlan, evaluate, save_evaluation
 from stam.learning import experiment
@@ -39,6 +41,12 @@ def with_changes(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
     return from_plain(RunConfig, plain)
 
 
+def memory() -> str:
+    if not torch.cuda.is_available():
+        return ""
+    return f"; {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of the GPU's memory at most"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -59,6 +67,7 @@ def main() -> None:
         "--glimpse-size", type=int, default=32, choices=GLIMPSE_SIZES, help="pixels of a glimpse's side"
     )
     parser.add_argument("--glimpses", type=int, help="by default those of the paper for this size: 21, 16, 7")
+    parser.add_argument("--teacher-model", default="deit", help="deit, or timm:NAME")
     parser.add_argument("--policies", nargs="+", default=["learned"])
     parser.add_argument("--set", type=json.loads, default={}, help="settings instead of those chosen")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="results of experiments")
@@ -80,7 +89,9 @@ def main() -> None:
         training=dataclasses.replace(
             config.training, device=given.device, seed=given.seed, num_glimpses=given.glimpses
         ),
-        teacher_training=dataclasses.replace(config.teacher_training, device=given.device),
+        teacher_training=dataclasses.replace(
+            config.teacher_training, device=given.device, model=given.teacher_model
+        ),
     )
     began = time.monotonic()
     fitted = fit(config, given.minutes)
@@ -98,7 +109,7 @@ def main() -> None:
         chosen, given.out, given.recipe, splits=fitted.splits, fit_to_time=fitted.fit_to_time(chosen)
     )
     seconds, trained = time.monotonic() - began, time.monotonic() - begun
-    print(f"trained in {trained:.0f} s, {seconds:.0f} s in all", flush=True)
+    print(f"trained in {trained:.0f} s, {seconds:.0f} s in all{memory()}", flush=True)
     settings = {"seconds": seconds, "minutes": given.minutes, "core": chosen.agent.core, "set": given.set}
     # as experiments/zoo.py has it, whose tables take such results: without looking at the data and timing
     settings |= {"recipe": "stam", "measured": {"seconds": trained}}

@@ -1,34 +1,40 @@
-"""Trains agents on small subsets of real images, to choose the settings that `stam train FOLDER` takes.
+"""Trains agents on small subsets of real images: what `stam train FOLDER` chooses, and what else was tried.
 
     python experiments/subsets.py --data aid=aid/train imagenette=imagenette/train \
-        --init deit_tiny.safetensors --out results.json --trials trials.json --processes 4
+        --init deit_tiny.safetensors --work runs/subsets --out results.json --trials trials.json --processes 4
 
-A trial is {"name", "data", "images", "classes", "set": {"training": {..}, ..}}: a recipe with
-changes, trained on that many images of that many classes. Accuracy is measured on up to 1,500 other images of
-the same folder, so the images of the results page choose nothing.
+A trial is {"name", "data", "images", "classes"}: the settings that `stam train` chooses, for that many images
+of that many classes. "core" names another core, "recipe" a recipe instead of that choice, "set" changes
+settings ({"training": {..}, ..}), "policies" are those to evaluate with. All trials on the same images follow
+one teacher, which is fine-tuned first. Accuracy is measured on up to 3,000 other images of the same folder:
+the images of the results page choose nothing.
 """
 
 import argparse
 import json
 import time
-from multiprocessing import get_context
+from multiprocessing import get_context, set_start_method
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stam.config import from_plain, to_plain
-from stam.data import Subset
 from stam.data.folder import ImageFolder, list_folder
 from stam.data.randomness import random_order
+from stam.evaluation import EvaluationPlan, evaluate
 from stam.learning import experiment
+from stam.learning.choosing import choose
+from stam.learning.experiment import open_data, with_classes
+from stam.learning.optimisation import choose_device
 from stam.learning.recipes import get_recipe
-from stam.learning.runs import RunFolder
-from stam.learning.validation import validate
+from stam.learning.survey import Survey, look_at
 from stam.settings import RunConfig
+from stam.weights import start_agent
 
 SHOWN = (1, 2, 3, 5, 8, 12, 21)
-MOST_TESTED = 1500
+MOST_TESTED = 3000
+Trial = dict[str, Any]
 
 
 def choose_images(root: Path, num_images: int, num_classes: int, seed: int) -> tuple[list[Path], ImageFolder]:
@@ -66,46 +72,84 @@ def changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
     return from_plain(RunConfig, plain)
 
 
-def run_trial(trial: dict[str, Any], roots: dict[str, Path], init: str, work: Path) -> dict[str, Any]:
-    place = work / f"{trial['name']}-{trial['data']}-{trial['images']}-{trial['classes']}"
-    images, others = choose_images(
-        roots[trial["data"]], trial["images"], trial["classes"], trial.get("seed", 0)
-    )
+def place_of(trial: Trial, work: Path) -> Path:
+    return work / f"{trial['data']}-{trial['images']}-{trial['classes']}-{trial.get('seed', 0)}"
+
+
+def chosen_config(trial: Trial, init: str, folder: Path) -> RunConfig:
+    """Returns the settings that `stam train` would choose, for a whole training."""
+    given = {"init": init, "data": {"path": str(folder), "check": False}} | trial.get("before", {})
+    base = changed(get_recipe("tiny"), given)
+    base = changed(base, {"agent": {"core": trial.get("core", "reencoding")}})
+    scenes = open_data(base.data).train
+    base = with_classes(base, tuple(scenes.classes))
+    survey = Survey(len(scenes), len(scenes.classes))
+    if init != "none":
+        device = choose_device(base.training.device)
+        survey = look_at(scenes, start_agent(init, base.agent, None), base.data, device)
+    return choose(base, survey, trial.get("effort", 1.0)).config
+
+
+def teach(trial: Trial, roots: dict[str, Path], init: str, work: Path) -> float:
+    """Makes the images of a trial and a teacher for them; returns the seconds the teacher took."""
+    place = place_of(trial, work)
+    images, _ = choose_images(roots[trial["data"]], trial["images"], trial["classes"], trial.get("seed", 0))
     link(images, place / "images")
-    base = get_recipe(trial.get("recipe", "tiny"))
-    general = {"data": {"path": str(place / "images"), "check": False, "cache": True, "num_workers": 0}}
-    config = changed(changed(base, {"init": init} | general), trial["set"])
-    if "teacher_of" in trial:  # of an earlier trial on the same images
-        earlier = place.with_name(place.name.replace(trial["name"], trial["teacher_of"], 1))
-        config = changed(config, {"teacher": str(earlier / "run" / "teacher")})
+    config = changed(
+        chosen_config(trial, init, place / "images"), {"teacher_training": trial.get("teach", {})}
+    )
     began = time.monotonic()
-    agent = experiment.begin(config, place / "run")
+    experiment.begin_teacher(config, place / "teacher")
+    return time.monotonic() - began
+
+
+def run_trial(trial: Trial, roots: dict[str, Path], init: str, work: Path) -> Trial:
+    place = place_of(trial, work)
+    _, others = choose_images(roots[trial["data"]], trial["images"], trial["classes"], trial.get("seed", 0))
+    config = chosen_config(trial, init, place / "images")
+    if "recipe" in trial:  # that recipe's settings, but for the data and the start
+        recipe = get_recipe(trial["recipe"])
+        config = changed(recipe, {"init": init, "data": {"path": str(place / "images"), "check": False}})
+        config = changed(config, {"class_indices": None})
+    config = changed(config, {"teacher": str(place / "teacher")} | trial.get("set", {}))
+    began = time.monotonic()
+    agent = experiment.begin(config, place / trial["name"])
     seconds = time.monotonic() - began
-    timing = RunFolder(place / "run" / "teacher").path / "timing.jsonl"
-    teacher = json.loads(timing.read_text().splitlines()[-1])["seconds"] if timing.exists() else 0.0
-    measured = changed(config, {"training": {"validation_images": MOST_TESTED}})
-    scenes = Subset(others, np.arange(len(others)))
-    runs = [validate(agent, measured, scenes, seed=seed) for seed in (0, 1)]
-    accuracy = [100 * float(np.mean(each)) for each in zip(*runs, strict=True)]
-    return trial | {"seconds": seconds, "teacher_seconds": teacher, "accuracy": accuracy}
+    accuracy = {}
+    for policy in trial.get("policies", ["learned"]):
+        plan = EvaluationPlan(
+            num_seeds=2,
+            num_glimpses=config.training.num_glimpses,
+            policy=policy,
+            batch_size=256,
+            num_workers=trial.get("workers", 3),
+            cost=False,
+            most_timed=0,
+            precision="auto",
+            resize_size=config.data.resize_size,
+        )
+        found = evaluate(agent, others, plan, source=trial["data"], name=policy, progress=False)
+        accuracy[policy] = [100 * value for value in found.accuracy.ensemble.top1.mean]
+    return trial | {"seconds": seconds, "accuracy": accuracy}
 
 
-def row(result: dict[str, Any]) -> str:
-    shown = " ".join(
-        f"{result['accuracy'][count - 1]:5.1f}" for count in SHOWN if count <= len(result["accuracy"])
-    )
-    mean = sum(result["accuracy"]) / len(result["accuracy"])
+def rows(result: Trial) -> list[str]:
     what = f"{result['data']} {result['images']} of {result['classes']}"
-    return (
-        f"{what:24} {result['name']:24} {shown}  mean {mean:5.1f}  "
-        f"{result['seconds']:.0f} s ({result['teacher_seconds']:.0f})"
-    )
+    found = []
+    for policy, accuracy in result["accuracy"].items():
+        shown = " ".join(f"{accuracy[count - 1]:5.1f}" for count in SHOWN if count <= len(accuracy))
+        mean = sum(accuracy) / len(accuracy)
+        found.append(
+            f"{what:24} {result['name']:24} {policy:10} {shown}  mean {mean:5.2f}  {result['seconds']:.0f} s"
+        )
+    return found
 
 
-def work_off(
-    trials: list[dict[str, Any]], roots: dict[str, Path], init: str, work: Path, results: Any
-) -> None:
-    for trial in trials:
+def work_off(todo: Any, roots: dict[str, Path], init: str, work: Path, results: Any) -> None:
+    set_start_method(
+        "fork", force=True
+    )  # of the processes that load images: each would import torch otherwise
+    while (trial := todo.get()) is not None:
         try:
             results.put(run_trial(trial, roots, init, work))
         except Exception as error:
@@ -125,27 +169,29 @@ def main() -> None:
     parsed = parser.parse_args()
     roots = {name: Path(folder) for name, _, folder in (given.partition("=") for given in parsed.data)}
     trials = json.loads(parsed.trials.read_text())
+    for place, trial in {place_of(trial, parsed.work): trial for trial in trials}.items():
+        if not place.exists():
+            print(
+                f"{place.name}: teacher in {teach(trial, roots, parsed.init, parsed.work):.0f} s", flush=True
+            )
     context = get_context("spawn")
-    results = context.Queue()
-    workers = [
-        context.Process(
-            target=work_off,
-            args=(trials[index :: parsed.processes], roots, parsed.init, parsed.work / str(index), results),
-        )
-        for index in range(parsed.processes)
-    ]
-    for worker in workers:
+    todo, results = context.Queue(), context.Queue()
+    for trial in [*trials, *[None] * parsed.processes]:
+        todo.put(trial)
+    given = (todo, roots, parsed.init, parsed.work, results)
+    for worker in [context.Process(target=work_off, args=given) for _ in range(parsed.processes)]:
         worker.start()
     done = []
     for _ in trials:
         result = results.get()
         done.append(result)
-        print(row(result) if "accuracy" in result else f"{result['name']}: {result['error']}", flush=True)
+        said = rows(result) if "accuracy" in result else [f"{result['name']}: {result['error']}"]
+        print("\n".join(said), flush=True)
         parsed.out.write_text(json.dumps(done))
     print()
     finished = [result for result in done if "accuracy" in result]
     for result in sorted(finished, key=lambda one: (one["data"], one["classes"], one["images"], one["name"])):
-        print(row(result))
+        print("\n".join(rows(result)))
 
 
 if __name__ == "__main__":

@@ -170,13 +170,16 @@ class Pipeline:
         self._done: list[torch.cuda.Event] = []
 
     @contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Within it, work goes to a stream of its own."""
+    def preparing(self, *given: Tensor) -> Iterator[None]:
+        """Within it, work goes to a stream of its own, which may read what is given."""
         if self._side is None:
             yield
             return
         if len(self._done) > 1:
             self._done.pop(0).synchronize()
+        for tensor in given:
+            if tensor.is_cuda:
+                tensor.record_stream(self._side)
         with torch.cuda.stream(self._side):
             yield
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from stam.data import BatchLoader, EvaluationView, RawBatch, Scenes, TrainingView
+from stam.data import BatchLoader, EvaluationView, PaintedScenes, RawBatch, Scenes, TrainingView
 from stam.data.randomness import random_order
 from stam.fast import prepare
 from stam.learning import distributed
@@ -152,6 +152,8 @@ def _time(
     def load(count: int) -> tuple[RawBatch, float]:
         began = time.perf_counter()
         chosen = random_order(len(scenes), "speed")[:count]
+        if isinstance(scenes, PaintedScenes):
+            return scenes.paint(chosen), (time.perf_counter() - began) / count
         loader = BatchLoader(scenes, [np.sort(chosen)], TrainingView(config.data.decode_size), 0)
         return next(iter(loader)), (time.perf_counter() - began) / count
 

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from stam.data import Scenes, SplitRecord, Splits, Subset, check_images, open_scenes
+from stam.data.on_device import keep_on_device
 from stam.errors import DataError, require
 from stam.learning import distributed
 from stam.learning.finetuning import Student, build_student, finetune
-from stam.learning.loop import MetricLogger, Plan
+from stam.learning.loop import MetricLogger, Plan, num_workers
 from stam.learning.optimisation import choose_device
 from stam.learning.runs import RunError, RunFolder, read_metrics
 from stam.learning.training import FitToTime, train
@@ -234,6 +235,16 @@ def open_data(data: DataConfig, record: SplitRecord | None = None) -> Splits:
     return Splits(parts[0], parts[1], splits.record, parts[2] if splits.test is not None else None)
 
 
+def with_images_kept(splits: Splits, data: DataConfig, device: str) -> Splits:
+    """Returns the data with its training images in the memory of the GPU that trains, where they fit."""
+    if data.cache is not None:
+        return splits
+    kept = keep_on_device(
+        splits.train, choose_device(device), data.decode_size, num_workers(data), distributed.rank() == 0
+    )
+    return dataclasses.replace(splits, train=kept)
+
+
 def with_classes(config: RunConfig, classes: tuple[str, ...]) -> RunConfig:
     """Returns the configuration for the data's classes, with the data's preprocessing in the agent's."""
     agent = dataclasses.replace(
@@ -332,6 +343,7 @@ def _train(
     fit_to_time: FitToTime | None = None,
 ) -> Agent:
     """Fine-tunes a teacher where there is none, then trains the agent."""
+    splits = with_images_kept(splits, config.data, config.training.device)
     if not isinstance(teacher, Teacher):
         teacher = _own_teacher(folder, config, teacher, splits)
         if config.start_from_teacher:
@@ -370,6 +382,7 @@ def _finetune(
     loggers: Loggers,
     how_to_resume: str = "",
 ) -> Teacher:
+    splits = with_images_kept(splits, config.data, config.teacher_training.device)
     return finetune(
         folder,
         config.teacher_training,

@@ -192,7 +192,7 @@ class TeacherLearner(Learner):
         share = distributed.rank(), distributed.world_size()
         host = host_random("mixing", *seed)
         self.generator.manual_seed(random_key("batch", *seed) >> 1)
-        with self.pipeline.preparing():
+        with self.pipeline.preparing(raw.images, raw.labels):
             images = self.augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed, share)
             labels = raw.labels.to(self.device, non_blocking=True)
             targets = smooth_targets(labels, len(self.record["labels"]), config.smoothing)

@@ -13,7 +13,7 @@ from stam.errors import StamError, WeightsError
 from stam.learning import distributed
 from stam.learning.choosing import MOST_EFFORT, Choice, choose
 from stam.learning.expected_time import ExpectedTime, Speed, expected_time, measure
-from stam.learning.experiment import open_data, with_classes
+from stam.learning.experiment import open_data, with_classes, with_images_kept
 from stam.learning.finetuning import build_student
 from stam.learning.optimisation import choose_device
 from stam.learning.survey import Survey, look_at
@@ -111,9 +111,10 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
     survey = Survey(len(train), len(train.classes))
     if config.init != NOTHING:
         survey = look_at(train, agent, config.data, device)
+    splits = with_images_kept(splits, config.data, config.training.device)
     feature_weight = 2.0 if is_like_agent else 0.0
     full = choose(config, survey, feature_weight=feature_weight)
-    speed = distributed.of_first(measure(full.config, agent, teacher, model, train, val))
+    speed = distributed.of_first(measure(full.config, agent, teacher, model, splits.train, val))
 
     def expected(effort: float, teacher_effort: float) -> ExpectedTime:
         chosen = choose(config, survey, effort, teacher_effort, feature_weight).config

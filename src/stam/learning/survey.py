@@ -98,6 +98,7 @@ def _accuracy(features: np.ndarray, labels: np.ndarray) -> float | None:
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits  # a dependency of scikit-learn
 
     num_images, right = features.shape[1], []
     for fold in range(_FOLDS):
@@ -107,7 +108,8 @@ def _accuracy(features: np.ndarray, labels: np.ndarray) -> float | None:
         if len(np.unique(known_labels)) < 2 or not held_out.any():
             return None
         mean, scale = known.mean(axis=0), known.std(axis=0) + 1e-6
-        with warnings.catch_warnings():
+        # one thread: the matrices are small, and many threads wait for each other, for a minute or more
+        with threadpool_limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             fitted = LogisticRegression(C=0.01, max_iter=200).fit((known - mean) / scale, known_labels)
         new = features[:, held_out].reshape(-1, features.shape[2])

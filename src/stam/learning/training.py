@@ -191,7 +191,7 @@ class AgentLearner(Learner):
         """Augments a batch and learns from it; on a GPU it augments while the last batch is learned from."""
         seed = (self.settings.seed, place.epoch, place.batch)
         process = distributed.rank(), distributed.world_size()
-        with self.pipeline.preparing():
+        with self.pipeline.preparing(raw.images, raw.labels):
             augment = self.augment_large if self.settings.has_large_crops(place.epoch) else self.augment
             images = augment(raw.images.to(self.device, non_blocking=True), raw.sizes, seed, process)
             labels = raw.labels.to(self.device, non_blocking=True)
