@@ -23,6 +23,7 @@ class _Pace:
     Attributes:
         epochs: Times each of 8,000 images is shown.
         batches: Least number of batches; a batch is made smaller for it.
+        largest_batch: Images of a batch at most.
         rate: Learning rate at batch 600 where the images are unlike those the core was trained on.
         low_rate: The same where its features tell the classes apart as they are.
         short_episodes: Whether a batch has short episodes beside the whole one.
@@ -32,6 +33,7 @@ class _Pace:
 
     epochs: float
     batches: int
+    largest_batch: int
     rate: float
     low_rate: float
     short_episodes: bool
@@ -40,15 +42,16 @@ class _Pace:
 
 
 _PACES = {
-    "reencoding": _Pace(62, 180, 7e-5, 2e-5, short_episodes=True, drop_path=0.1, crops_from=0.2),
+    "reencoding": _Pace(62, 180, 600, 7e-5, 2e-5, short_episodes=True, drop_path=0.1, crops_from=0.2),
     # all steps are learned from alike, and each image is shown four times as often
-    "causal": _Pace(240, 700, 2e-4, 2e-4, short_episodes=False, drop_path=0.2, crops_from=0.15),
+    "causal": _Pace(240, 1500, 200, 4e-4, 4e-4, short_episodes=False, drop_path=0.2, crops_from=0.15),
 }
 _FROM_NOTHING = 3e-4  # learning rate of a core that starts at random
 
 _FULL_SIZE = 8000  # images; of more, each is shown less often
 _LEAST_EPISODES = 36_000
-_SMALLEST_BATCH, _LARGEST_BATCH = 32, 600  # smaller ones take longer for each image
+_SMALLEST_BATCH = 32  # smaller ones take longer for each image
+_RATED_BATCH = 600  # images of the batch that learning rates are given for
 _TEACHER_EPOCHS, _TEACHER_UPDATES, _TEACHER_BATCH = 20, 500, 256
 _TEACHER_RATE, _LOW_TEACHER_RATE = 5e-4, 4e-5  # at that batch; the low one where the classes are known well
 _PROBE_RATE = 1e-2  # of a classifier whose features stay
@@ -147,9 +150,9 @@ def teacher_images(num_images: int) -> int:
 
 def _amount(num_images: int, core: str, effort: float) -> tuple[int, int, float]:
     """Returns batch, epochs and the share of the images an epoch shows."""
-    total = episodes(num_images, core) * effort
-    wanted = max(_SMALLEST_BATCH, total / _PACES[core].batches)
-    batch = _round_down(min(_LARGEST_BATCH, wanted, num_images / 2))
+    total, pace = episodes(num_images, core) * effort, _PACES[core]
+    wanted = max(_SMALLEST_BATCH, total / pace.batches)
+    batch = _round_down(min(pace.largest_batch, wanted, num_images / 2))
     return batch, *_epochs_and_share(total, num_images, batch, least_epochs=40)
 
 
@@ -216,7 +219,7 @@ def _rate(config: RunConfig, survey: Survey, batch: int) -> tuple[float, str]:
     rate = pace.rate ** (1 - known) * pace.low_rate**known
     if config.init == "none":
         rate = _FROM_NOTHING
-    return rate * math.sqrt(_LARGEST_BATCH / batch), why
+    return rate * math.sqrt(_RATED_BATCH / batch), why
 
 
 def _known(survey: Survey) -> float:
