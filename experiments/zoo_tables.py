@@ -22,7 +22,7 @@ from stam.zoo import TITLES
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, PICTURES = ROOT / "experiments/results/zoo", ROOT / "docs/zoo.md", ROOT / "docs/images"
-CLUTTER, RANDOM, EVEN = "clutter", "-random", "stn-even"
+CLUTTER, RANDOM, EVEN, STAM = "clutter", "-random", "stn-even", "stam"
 DATASETS = {CLUTTER: "cluttered MNIST", "imagenette": "Imagenette", "aid": "AID"}
 ERRORS = {  # in per cent on cluttered translated MNIST of 60 pixels with six glimpses, and whose
     "ram": "4.08 (paper), 3.33 (re-implementation)",
@@ -37,7 +37,8 @@ def results_in(folder: Path) -> Results:
     """Returns the results of a data set by name: the zoo's in its own order, then others."""
     found = {path.stem: load_evaluation(path) for path in sorted(folder.glob("*.json"))}
     order = [name for system in TITLES for name in (system, EVEN if system == "stn" else system)]
-    known = [name for each in dict.fromkeys(order) for name in (each, each + RANDOM) if name in found]
+    order = [*dict.fromkeys(order), STAM]
+    known = [name for each in order for name in (each, each + RANDOM) if name in found]
     return {name: found[name] for name in (*known, *(each for each in found if each not in known))}
 
 
@@ -45,7 +46,9 @@ def title(name: str, evaluation: Evaluation) -> str:
     """Returns what a result is called: a system as its paper writes it, an agent of ours with its name."""
     if name == EVEN:
         return "STN without its sampler"
-    return TITLES.get(name) or f"{system_of(evaluation)} (`{name}`)"
+    if name == STAM:
+        return "STAM"
+    return TITLES.get(name) or f"{system_of(evaluation)}, trained longer (`{name}`)"
 
 
 def accuracy(evaluation: Evaluation) -> float:
