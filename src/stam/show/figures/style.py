@@ -47,7 +47,17 @@ LIGHT = Theme(
     muted="#666666",
     grid="#e3e3e3",
     page="#ffffff",
-    colours=("#0072b2", "#d55e00", "#009e73", "#aa4499", "#b8860b", "#3ba3d8", "#5a5a5a", "#8b4513", "#c2185b"),
+    colours=(
+        "#0072b2",
+        "#d55e00",
+        "#009e73",
+        "#aa4499",
+        "#b8860b",
+        "#3ba3d8",
+        "#5a5a5a",
+        "#8b4513",
+        "#c2185b",
+    ),
 )
 DARK = Theme(
     name="dark",
@@ -55,7 +65,17 @@ DARK = Theme(
     muted="#a8a8a8",
     grid="#3a3d42",
     page="#16181c",
-    colours=("#56b4e9", "#f58a42", "#2fc79c", "#dd8fc4", "#f0e442", "#8ab6ff", "#bdbdbd", "#c99a6b", "#ff6f91"),
+    colours=(
+        "#56b4e9",
+        "#f58a42",
+        "#2fc79c",
+        "#dd8fc4",
+        "#f0e442",
+        "#8ab6ff",
+        "#bdbdbd",
+        "#c99a6b",
+        "#ff6f91",
+    ),
 )
 THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
