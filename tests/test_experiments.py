@@ -114,6 +114,15 @@ def test_subsets(images, tmp_path):
     assert [len(result["accuracy"]["learned"]) for result in results] == [2, 2]
 
 
+def test_glimpse_sizes(tmp_path):
+    shown = run("glimpse_sizes.py", "--out", tmp_path)
+    assert "| 64 px of 256 |" in shown
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "aid-glimpse-sizes.png",
+        "imagenette-glimpse-sizes.png",
+    }
+
+
 def test_shipping_and_drawing(images, tmp_path):
     out, assets = tmp_path / "out", tmp_path / "assets"
     run(
