@@ -84,10 +84,15 @@ def main() -> None:
     config = dataclasses.replace(
         config,
         init=given.init,
+        start_from_teacher=given.teacher_model == "deit",
         agent=agent_config,
         data=dataclasses.replace(config.data, path=given.data, num_workers=given.workers),
         training=dataclasses.replace(
-            config.training, device=given.device, seed=given.seed, num_glimpses=given.glimpses
+            config.training,
+            device=given.device,
+            seed=given.seed,
+            num_glimpses=given.glimpses,
+            feature_weight=config.training.feature_weight if given.teacher_model == "deit" else 0.0,
         ),
         teacher_training=dataclasses.replace(
             config.teacher_training, device=given.device, model=given.teacher_model

@@ -7,11 +7,13 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from images import make_image_folder
 from processes import run_together
+from torch import Tensor, nn
 
 import stam
 from stam import cli
@@ -552,3 +554,32 @@ def test_own_images_are_fitted_and_explained(images, tmp_path, capsys, monkeypat
     both = ("--minutes", "1", "--epochs", "2")
     assert "leave out --epochs" in fails(capsys, "train", images, "--out", tmp_path / "x", *both)
     assert "not empty" in fails(capsys, "train", images, "--out", tmp_path / "run", *fit_to)
+
+
+class ToyConv(nn.Module):
+    """A classifier as timm makes them."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3, stride=4), nn.Linear(4, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.conv(images).relu().mean(dim=(2, 3)))
+
+    def get_classifier(self) -> nn.Module:
+        return self.fc
+
+
+def test_own_images_with_a_teacher_of_another_kind(images, tmp_path, capsys, monkeypatch):
+    timm = ModuleType("timm")
+    timm.create_model = lambda name, num_classes, pretrained=False: ToyConv(num_classes)
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    out = tmp_path / "run"
+    run(
+        *("train", images, "--out", out, "--init", "none", "--device", "cpu", "--num-glimpses", "3", *AGENT),
+        *("--minutes", "0.1", "--teacher-training.device", "cpu", "--teacher-training.model", "timm:toy"),
+    )
+    assert "timm:toy fine-tuned first" in capsys.readouterr().err
+    config = RunFolder(out).config()
+    assert config.training.feature_weight == 0 and not config.start_from_teacher
+    assert (out / "teacher" / "best").is_dir() and (out / "last" / "model.safetensors").is_file()

@@ -60,6 +60,15 @@ def test_the_gain_of_a_location_is_what_looking_there_brings(every):
             )
 
 
+def test_gains_of_a_part_of_a_batch():
+    values = torch.arange(4.0)[:, None].expand(4, 9)
+    gains = Gains(torch.arange(0, 12, 3), torch.arange(1, 5), values > 9, values, every=3)
+    parts = [gains.part(slice(start, start + 4)) for start in (0, 4, 8)]
+    assert [part.samples.tolist() for part in parts] == [[0, 3], [2], [1]]
+    assert [part.values[:, 0].tolist() for part in parts] == [[0, 1], [2], [3]]
+    assert torch.cat([part.num_glimpses for part in parts]).equal(gains.num_glimpses)
+
+
 @torch.no_grad()
 def test_what_follows_a_location_counts_as_often_as_glimpses_are_left():
     torch.manual_seed(1)

@@ -94,7 +94,7 @@ def test_the_papers_settings():
 def test_a_teacher_without_features_is_refused_before_it_is_fine_tuned():
     aid = get_recipe("aid")
     other = dataclasses.replace(aid.teacher_training, model="timm:resnet18")
-    with pytest.raises(ConfigError, match="needs a DeiT as teacher, not timm:resnet18: use feature_weight 0"):
+    with pytest.raises(ConfigError, match="a DeiT as teacher, not timm:resnet18: pass --feature-weight 0"):
         dataclasses.replace(aid, teacher_training=other)
     training = dataclasses.replace(aid.training, feature_weight=0)
     assert dataclasses.replace(aid, teacher_training=other, training=training).teacher is None

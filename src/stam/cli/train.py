@@ -161,6 +161,10 @@ def fit_recipe(parsed: Arguments, options: list[str]) -> Fit:
         parsed.minutes is None or not was_given(options, "--epochs"),
         "--minutes chooses the number of epochs: leave out --epochs",
     )
+    if parsed.teacher_training.model != "deit" and not was_given(options, "--feature-weight"):
+        # features are followed where they are like the agent's, which the fit finds out
+        training = dataclasses.replace(parsed.training, feature_weight=0.0)
+        parsed = dataclasses.replace(parsed, training=training, start_from_teacher=False)
     config = config_of(parsed)
     if not was_given(options, "--core"):
         core = default_core(config.training.device)

@@ -64,12 +64,26 @@ class Gains:
         num_glimpses: How many glimpses each had seen.
         seen: The locations they had seen.
         values: What each location is worth, in nats; of those that were seen it has no meaning.
+        every: Locations were tried in one of so many samples.
     """
 
     samples: Int[Tensor, " tried"]
     num_glimpses: Int[Tensor, " tried"]
     seen: Bool[Tensor, "tried locations"]
     values: Float[Tensor, "tried locations"]
+    every: int = 1
+
+    def part(self, rows: slice) -> "Gains":
+        """Returns the gains of the samples that lie in a part of the batch, counted from its beginning."""
+        first = -(-rows.start // self.every)
+        tried = slice(first, max(first, -(-rows.stop // self.every)))
+        return Gains(
+            self.samples[tried] - rows.start,
+            self.num_glimpses[tried],
+            self.seen[tried],
+            self.values[tried],
+            self.every,
+        )
 
 
 @torch.no_grad()
@@ -112,7 +126,7 @@ def try_locations(
         later = agent.critic(belief.state).view(seen.shape)
         num_later = (num_steps - 1 - num_glimpses)[:, None]
         values = (values + num_later * later) / (1 + num_later)
-    return Gains(samples, num_glimpses, seen, values)
+    return Gains(samples, num_glimpses, seen, values, every)
 
 
 def _nearness(belief: Belief, labels: Tensor, log_q: Tensor) -> Float[Tensor, " rows"]:

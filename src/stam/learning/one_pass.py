@@ -5,7 +5,7 @@ policy looks; then in one pass with gradient, which gives every step's belief at
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,27 +16,34 @@ from stam.errors import StamError
 from stam.learning.objective import Objective, ValueNormaliser, normalise_rewards
 from stam.model.agent import Looker
 from stam.model.belief import Belief
-from stam.model.episode import Step, rollout, sense_images
-from stam.model.policy import Decision, Policy, SampledPolicy
+from stam.model.episode import rollout, sense_images
+from stam.model.policy import Policy, SampledPolicy
 from stam.model.randomness import Randomness
 from stam.model.teacher import TeacherOutput
 from stam.scene.grid import Grid
-from stam.shapes import Float, Int
+from stam.shapes import Bool, Float, Int
 
 
 @dataclass(frozen=True)
 class Path:
-    """Where an episode looked.
+    """Where episodes looked.
 
     Attributes:
-        steps: Its steps, without gradient, memory or logits.
-        locations: Where it looked, and where it would have looked next if it went on.
+        locations: Where they looked, and where they would have looked next if they went on.
+        num_steps: Steps to learn from: as many as locations, or one fewer where the path goes on.
+        seen: What had been seen at each decision that is learned from; none of them, or all.
         memory: What the agent remembers of all glimpses but the last, which nothing was decided from.
     """
 
-    steps: list[Step]
     locations: Int[Tensor, "batch glimpses"]
-    memory: Any
+    num_steps: int
+    seen: Bool[Tensor, "decisions batch locations"] | None
+    memory: Any = None
+
+    def part(self, rows: slice) -> "Path":
+        """Returns the path of some samples, to learn from: without memory."""
+        seen = None if self.seen is None else self.seen[:, rows]
+        return Path(self.locations[rows], self.num_steps, seen)
 
 
 @torch.no_grad()
@@ -61,15 +68,17 @@ def explore(
         num_glimpses: Glimpses of a whole episode; where the steps are fewer, this is its beginning.
     """
     sense = sense_images(images, agent.grid)
-    steps, memory = [], None
     explorer = _Explorer(agent, max(1, min(num_steps, num_glimpses - 1)))
+    locations, seen, decision, memory = [], [], None, None
     for step in islice(rollout(explorer, sense, num_glimpses, first_location, policy, generator), num_steps):
-        memory = step.memory
-        steps.append(replace(step, memory=None, next_memory=None))
-    locations = [step.location for step in steps]
-    if steps[-1].decision is not None:
-        locations.append(steps[-1].decision.location)
-    return Path(steps, torch.stack(locations, dim=1), memory)
+        locations.append(step.location)
+        decision, memory = step.decision, step.memory  # of the earlier steps nothing is kept
+        if decision is not None and decision.log_probability is not None:
+            seen.append(step.seen)
+    if decision is not None:
+        locations.append(decision.location)
+    learned = torch.stack(seen) if seen else None
+    return Path(torch.stack(locations, dim=1), num_steps, learned, memory)
 
 
 class _Explorer:
@@ -106,12 +115,15 @@ class Retraced:
     """The steps of a path, taken again with gradient.
 
     Attributes:
-        steps: Each step as it is with the agent's present weights.
+        num_steps: Steps to learn from.
         beliefs: The belief after each glimpse; where the path goes on, one more than steps.
+        log_probabilities: Of each decision that is learned from, by the agent's present weights; `None` where
+            none is.
     """
 
-    steps: list[Step]
+    num_steps: int
     beliefs: list[Belief]
+    log_probabilities: Float[Tensor, "decisions batch"] | None
 
 
 def retrace(
@@ -124,29 +136,16 @@ def retrace(
     """Takes the steps of a path again in one pass with gradient."""
     glimpses = agent.grid.cut(images, path.locations)
     beliefs = agent.believe_all(glimpses, path.locations, drop_masks)
-    decisions = _decide_again(path, policy, beliefs)
-    steps = [
-        replace(taken, belief=belief, drop_masks=drop_masks, decision=decision)
-        for taken, belief, decision in zip(path.steps, beliefs, decisions, strict=False)
-    ]
-    return Retraced(steps, beliefs)
-
-
-def _decide_again(path: Path, policy: Policy, beliefs: Sequence[Belief]) -> list[Decision | None]:
-    """Returns the decision after each step, those that are learned from with their present probability."""
-    decisions = [step.decision for step in path.steps]
-    learned = [each for each in decisions if each is not None and each.log_probability is not None]
-    if not learned:
-        return decisions
+    if path.seen is None:
+        return Retraced(path.num_steps, beliefs, None)
     assert isinstance(policy, SampledPolicy)
-    count = len(learned)
+    count = len(path.seen)
     log_probabilities = policy.log_probabilities_of(
         path.locations[:, 1 : count + 1].t(),
         torch.stack([belief.state for belief in beliefs[:count]]),
-        torch.stack([step.seen for step in path.steps[:count]]),
+        path.seen,
     )
-    again = [replace(one, log_probability=now) for one, now in zip(learned, log_probabilities, strict=True)]
-    return [*again, *decisions[count:]]
+    return Retraced(path.num_steps, beliefs, log_probabilities)
 
 
 def path_losses(
@@ -162,8 +161,7 @@ def path_losses(
     The look-ahead of a step is the next step. The last has no decision to learn from, unless the path goes
     on.
     """
-    steps = path.steps
-    times = len(steps)
+    times = path.num_steps
     features = None if target.features is None else target.features.repeat(times, 1, 1)
     each = objective.classification(
         _joined(path.beliefs[:times]),
@@ -171,16 +169,14 @@ def path_losses(
         TeacherOutput(target.log_q.repeat(times, 1), features),
     )
     losses = {name: rows.view(times, -1).mean(dim=1) for name, rows in each.items()}
-    decisions = [step.decision for step in steps if step.decision is not None]
-    log_probabilities = [each.log_probability for each in decisions if each.log_probability is not None]
-    if not log_probabilities:
+    if path.log_probabilities is None:
         return losses
     if agent.critic is None or values is None:
         raise StamError("learning where to look needs a critic: call agent.add_critic() first")
     return losses | _actor_critic(
         objective.num_glimpses,
-        torch.stack(log_probabilities),
-        path.beliefs[: len(log_probabilities) + 1],
+        path.log_probabilities,
+        path.beliefs[: len(path.log_probabilities) + 1],
         agent.critic,
         values,
         target.log_q,

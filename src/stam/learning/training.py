@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from sys import stderr
 from typing import Any, cast
@@ -136,6 +137,12 @@ def plan(num_scenes: int, config: RunConfig, run_length: int = 1) -> Plan:
     return Plan(num_scenes, training.epochs, training.batch_size, share, training.seed, run_length)
 
 
+def parts_of(num_images: int, count: int) -> list[slice]:
+    """Returns the parts of a batch, as equal as they can be."""
+    ends = [num_images * number // count for number in range(count + 1)]
+    return [slice(*each) for each in pairwise(ends)]
+
+
 class AgentLearner(Learner):
     """An agent being trained, with its critic, value statistics and optimiser.
 
@@ -247,9 +254,10 @@ class AgentLearner(Learner):
     def update_once(
         self, policy: Policy, images: Tensor, labels: Tensor, taught: TeacherOutput, first_location: Tensor
     ) -> list[dict[str, Tensor]]:
-        """Updates the agent by the mean loss of all steps of all episodes; returns the parts of the last.
+        """Updates the agent by the mean loss of all steps of all episodes; returns the parts of each loss.
 
-        The episodes are those of `update_at_each_glimpse`.
+        The episodes are those of `update_at_each_glimpse`. They are looked through once; then the batch is
+        learned from in as many parts as the settings say, with an update for each.
         """
         settings, whole = self.settings, self.settings.num_glimpses
         episodes = [(first_location, whole)]
@@ -263,21 +271,38 @@ class AgentLearner(Learner):
                 paths.append(one_pass.explore(self.looker, images, first, policy, self.random, count, whole))
                 self.on_progress(len(paths) / (3 * len(episodes)))  # the gradient takes the other thirds
             gains = self._try_locations(images, labels, taught, paths[-1]) if self.learns_gains else None
-        totals, parts, retraced = [], {}, None
-        with self._half_precision():
-            for path in paths:
-                drop_masks = self.looker.sample_drop_path(len(images), self.random)
-                retraced = one_pass.retrace(self.looker, images, path, policy, drop_masks)
-                parts = one_pass.path_losses(
-                    self.objective, self.looker, retraced, labels, taught, self.values
-                )
-                totals.append(self.objective.total({name: part.sum() for name, part in parts.items()}))
-            total = torch.stack(totals).sum() / sum(len(path.steps) for path in paths)
-            if gains is not None and retraced is not None:
-                learned = self._gain_losses(gains, retraced.beliefs, labels, taught)
-                total, parts = total + sum(learned.values()), parts | learned
-        self._update(total)
-        return [{name: part.detach().mean() for name, part in parts.items()}]
+        logged = []
+        for rows in parts_of(len(images), settings.updates_per_batch):
+            batch = images[rows], labels[rows], taught.part(rows)
+            tried = None if gains is None else gains.part(rows)
+            with self._half_precision():
+                total, parts = self._path_losses(policy, *batch, [path.part(rows) for path in paths], tried)
+            self._update(total)
+            logged.append({name: part.detach().mean() for name, part in parts.items()})
+        return logged
+
+    def _path_losses(
+        self,
+        policy: Policy,
+        images: Tensor,
+        labels: Tensor,
+        taught: TeacherOutput,
+        paths: Sequence[one_pass.Path],
+        gains: Gains | None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss of some episodes, and its parts after each step of the last of them."""
+        totals, parts, beliefs = [], {}, []
+        for path in paths:
+            drop_masks = self.looker.sample_drop_path(len(images), self.random)
+            retraced = one_pass.retrace(self.looker, images, path, policy, drop_masks)
+            parts = one_pass.path_losses(self.objective, self.looker, retraced, labels, taught, self.values)
+            totals.append(self.objective.total({name: part.sum() for name, part in parts.items()}))
+            beliefs = retraced.beliefs
+        total = torch.stack(totals).sum() / sum(path.num_steps for path in paths)
+        if gains is not None:
+            learned = self._gain_losses(gains, beliefs, labels, taught)
+            total, parts = total + sum(learned.values()), parts | learned
+        return total, parts
 
     @property
     def learns_gains(self) -> bool:

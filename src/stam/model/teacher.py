@@ -24,6 +24,10 @@ class TeacherOutput:
     log_q: Float[Tensor, "batch classes"]
     features: Float[Tensor, "batch readout width"] | None = None
 
+    def part(self, rows: slice) -> "TeacherOutput":
+        """Returns what it says of some images."""
+        return TeacherOutput(self.log_q[rows], None if self.features is None else self.features[rows])
+
 
 class Teacher(nn.Module):
     """Predicts q(y|X) from a whole image, always in evaluation mode and without gradient.
