@@ -3,7 +3,8 @@
 #
 #   DATA=data RUNS=runs RESULTS=results sh experiments/gpu_zoo.sh PART... [-- SECONDS]
 #
-# PART is one of: ram, digits, aid-1, aid-2, aid-3, imagenette-1, imagenette-2, imagenette-3.
+# PART is one of: ram, digits-1, digits-2, aid-1, aid-2, aid-3, aid-stam, imagenette-1, imagenette-2, imagenette-3,
+# imagenette-stam.
 # SECONDS is the training time of each system on photographs, 40 by default. RAM_SECONDS is RAM's on digits.
 # ZOO_OPTIONS are more options of experiments/zoo.py, such as '--epochs 1 --device cpu' for a try.
 #
@@ -45,16 +46,25 @@ photographs() { # NAME FILES SYSTEM... [--agents AGENT]
         ${ZOO_OPTIONS:-} --systems "$@"
 }
 
+stam() { # NAME FILES MINUTES
+    "$python" "$root/experiments/own_images.py" "$DATA/$2" --out "$RUNS/stam-$1" --init "$DATA/deit_tiny.safetensors" \
+        --core causal --minutes "$3" &&
+        cp "$RUNS/stam-$1/own-images-learned.json" "$RUNS/$1/stam.json"
+}
+
 for part in $parts; do
     case $part in
     ram) digits ram:"${RAM_SECONDS:-420}" ;;
-    digits) digits stn:60 stn-even patchdrop:80 saccader:80 ;;
+    digits-1) digits dram:100 gfnet:100 tnet:100 ;;
+    digits-2) digits stn:60 stn-even patchdrop:80 saccader:80 ;;
     aid-1) photographs aid aid.tar gfnet tnet dram ;;
     aid-2) photographs aid aid.tar patchdrop stn ;;
     aid-3) photographs aid aid.tar saccader ram --agents aid-tiny ;;
+    aid-stam) stam aid aid.tar 1.05 ;;
     imagenette-1) photographs imagenette 'imagenette-*.tar' gfnet tnet dram ;;
     imagenette-2) photographs imagenette 'imagenette-*.tar' patchdrop stn ;;
     imagenette-3) photographs imagenette 'imagenette-*.tar' saccader ram --agents imagenette-tiny ;;
+    imagenette-stam) stam imagenette 'imagenette-*.tar' 1.1 ;;
     *)
         echo "unknown part '$part'" >&2
         exit 2

@@ -61,6 +61,12 @@ def measure(dataset: str, evaluation: Evaluation) -> float:
     return 100 - accuracy(evaluation) if dataset == CLUTTER else accuracy(evaluation)
 
 
+def share_of_scene(evaluation: Evaluation) -> str:
+    """Returns the pixels with all looks as a share of the scene's; several scales may be more than all."""
+    height, width = evaluation.image_size
+    return f"{100 * evaluation.pixels[-1] / (height * width):.0f}%"
+
+
 def published(dataset: str, name: str) -> str:
     """Returns the published figure that stands beside ours."""
     if dataset == CLUTTER:
@@ -74,7 +80,7 @@ def table(dataset: str, results: Results) -> str:
     error = dataset == CLUTTER
     kind = "error" if error else "accuracy"
     where = "published error (%)" if error else "published on ImageNet (%)"
-    head = ["system", "complete image to attend?", "to classify?", "pixels", f"{kind} (%)"]
+    head = ["system", "complete image to attend?", "to classify?", "pixels", "of the scene", f"{kind} (%)"]
     rows = [[*head, "random places (%)", where, "trained (s)"]]
     rows.append([":--", ":-:", ":-:", *["--:"] * (len(rows[0]) - 3)])
     for name, found in results.items():
@@ -84,7 +90,8 @@ def table(dataset: str, results: Results) -> str:
         other = results.get(name + RANDOM)
         random = "" if other is None else f"{measure(dataset, other):.2f}"
         seconds = found.settings.get("measured", {}).get("seconds")
-        shown = [f"{found.pixels[-1]:,}", f"{measure(dataset, found):.2f}", random, published(dataset, name)]
+        shown = [f"{found.pixels[-1]:,}", share_of_scene(found), f"{measure(dataset, found):.2f}", random]
+        shown.append(published(dataset, name))
         trained = "" if seconds is None else f"{seconds:.0f}"
         rows.append([title(name, found), *answers, *shown, trained])
     return lines(rows)

@@ -114,6 +114,15 @@ def test_subsets(images, tmp_path):
     assert [len(result["accuracy"]["learned"]) for result in results] == [2, 2]
 
 
+def test_oracle(tmp_path):
+    out = tmp_path / "oracle.json"
+    run("oracle.py", "digits", "--data", "digits", "--scenes", 6, "--glimpses", 3, "--out", out)
+    found = json.loads(out.read_text())["accuracy"]
+    assert all(len(curve) == 3 for curve in found.values())
+    assert found["greedy oracle"][0] == found["learned"][0]  # both begin at the same locations
+    assert found["greedy oracle"][2] >= found["random"][2]
+
+
 def test_glimpse_sizes(tmp_path):
     shown = run("glimpse_sizes.py", "--out", tmp_path)
     assert "| 64 px of 256 |" in shown

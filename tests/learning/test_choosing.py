@@ -32,6 +32,18 @@ def survey(num_images: int, upside_down: float = 0.9, separable: float = 0.6) ->
     return Survey(num_images, 10, upside_down, separable)
 
 
+def test_a_causal_core_makes_several_updates_of_a_batch_where_they_are_not_small():
+    base = get_recipe("tiny")
+    causal = dataclasses.replace(base, agent=dataclasses.replace(base.agent, core="causal"))
+    whole, short, other = (
+        choose(config, survey(8000), effort) for config, effort in ((causal, 1), (causal, 0.01), (base, 1))
+    )
+    assert (whole.config.training.batch_size, whole.config.training.updates_per_batch) == (600, 3)
+    assert "batch 600 in 3 updates" in whole.reasons[0]
+    assert (short.config.training.batch_size, short.config.training.updates_per_batch) == (32, 1)
+    assert (other.config.training.batch_size, other.config.training.updates_per_batch) == (600, 1)
+
+
 @pytest.mark.parametrize("core", ["reencoding", "causal"])
 @pytest.mark.parametrize("num_images", [3, 20, 270, 900, 8000, 100_000, 1_300_000])
 @pytest.mark.parametrize("effort", [0.001, 0.1, 1.0, MOST_EFFORT])

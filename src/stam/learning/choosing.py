@@ -22,8 +22,9 @@ class _Pace:
 
     Attributes:
         epochs: Times each of 8,000 images is shown.
-        batches: Least number of batches; a batch is made smaller for it.
-        largest_batch: Images of a batch at most.
+        updates: Least number of updates, or with the paper's core of batches; they are made smaller for it.
+        largest_update: Images of an update at most.
+        updates_per_batch: Updates of a batch, unless they are small.
         rate: Learning rate at batch 600 where the images are unlike those the core was trained on.
         low_rate: The same where its features tell the classes apart as they are.
         short_episodes: Whether a batch has short episodes beside the whole one.
@@ -32,8 +33,9 @@ class _Pace:
     """
 
     epochs: float
-    batches: int
-    largest_batch: int
+    updates: int
+    largest_update: int
+    updates_per_batch: int
     rate: float
     low_rate: float
     short_episodes: bool
@@ -42,9 +44,9 @@ class _Pace:
 
 
 _PACES = {
-    "reencoding": _Pace(62, 180, 600, 7e-5, 2e-5, short_episodes=True, drop_path=0.1, crops_from=0.2),
+    "reencoding": _Pace(62, 180, 600, 1, 7e-5, 2e-5, short_episodes=True, drop_path=0.1, crops_from=0.2),
     # all steps are learned from alike, and each image is shown four times as often
-    "causal": _Pace(240, 1500, 200, 4e-4, 4e-4, short_episodes=False, drop_path=0.2, crops_from=0.15),
+    "causal": _Pace(240, 1500, 200, 3, 4e-4, 4e-4, short_episodes=False, drop_path=0.2, crops_from=0.15),
 }
 _FROM_NOTHING = 3e-4  # learning rate of a core that starts at random
 
@@ -90,15 +92,16 @@ def choose(
         teacher_effort: The same for the teacher, at most 1.
         feature_weight: Weight of following the teacher's features, 0 where that has none of this width.
     """
-    batch, epochs, share = _amount(survey.num_images, config.agent.core, effort)
+    batch, updates, epochs, share = _amount(survey.num_images, config.agent.core, effort)
     num_batches = Plan(survey.num_images, epochs, batch, share, seed=0).num_batches()
-    rate, why_rate = _rate(config, survey, batch)
+    rate, why_rate = _rate(config, survey, batch // updates)
     pace, longer, whole = _PACES[config.agent.core], effort > 1.2, effort > 0.5
     training = dataclasses.replace(
         config.training,
         epochs=epochs,
         epoch_share=share,
         batch_size=batch,
+        updates_per_batch=updates,
         base_lr=rate / (1.7 if longer else 1),
         tau_epochs=max(1, epochs // 2),
         ema_batches=max(2, round(_AVERAGED * num_batches)),
@@ -123,8 +126,9 @@ def choose(
     )
     shown = f"{epochs} epoch{'' if epochs == 1 else 's'}"
     shown += "" if share == 1 else f" of {100 * share:.2g}% of the images"
+    in_parts = f" in {updates} updates" if updates > 1 else ""
     reasons = [
-        f"{shown}, batch {batch}: for {survey.num_images:,} images" + _why_effort(effort),
+        f"{shown}, batch {batch}{in_parts}: for {survey.num_images:,} images" + _why_effort(effort),
         f"learning rate {training.base_lr:.1e}: {why_rate}",
         _why_flips(survey),
     ]
@@ -148,12 +152,16 @@ def teacher_images(num_images: int) -> int:
     return round(num_images * min(3 * _TEACHER_EPOCHS, _TEACHER_EPOCHS * math.sqrt(_FULL_SIZE / num_images)))
 
 
-def _amount(num_images: int, core: str, effort: float) -> tuple[int, int, float]:
-    """Returns batch, epochs and the share of the images an epoch shows."""
+def _amount(num_images: int, core: str, effort: float) -> tuple[int, int, int, float]:
+    """Returns batch, updates of a batch, epochs, and the share of the images an epoch shows."""
     total, pace = episodes(num_images, core) * effort, _PACES[core]
-    wanted = max(_SMALLEST_BATCH, total / pace.batches)
-    batch = _round_down(min(pace.largest_batch, wanted, num_images / 2))
-    return batch, *_epochs_and_share(total, num_images, batch, least_epochs=40)
+    wanted = max(_SMALLEST_BATCH, total / pace.updates)
+    update = _round_down(min(pace.largest_update, wanted, num_images / 2))
+    # a GPU looks through a few hundred images in little more time than through one; a CPU has small updates
+    fits = update > 2 * _SMALLEST_BATCH and update * pace.updates_per_batch <= num_images / 2
+    updates = pace.updates_per_batch if fits else 1
+    batch = update * updates
+    return batch, updates, *_epochs_and_share(total, num_images, batch, least_epochs=40)
 
 
 def _epochs_and_share(total: float, num_images: int, batch: int, least_epochs: int) -> tuple[int, float]:
