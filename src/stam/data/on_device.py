@@ -38,6 +38,8 @@ class DeviceScenes:
         self._scenes, self._images, self._sizes = scenes, images, sizes
         self._labels = torch.from_numpy(scenes.labels).to(images.device)
         self._stream = torch.cuda.Stream(images.device) if images.is_cuda else None
+        if self._stream is not None:  # the images may still be on their way
+            self._stream.wait_stream(torch.cuda.current_stream(images.device))
 
     def __len__(self) -> int:
         return len(self._scenes)
