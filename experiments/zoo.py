@@ -43,6 +43,7 @@ from stam.data import (
     Subset,
     open_scenes,
 )
+from stam.data.on_device import keep_on_device
 from stam.evaluation import Evaluation, EvaluationPlan, evaluate, load_evaluation, save_evaluation
 from stam.evaluation.examples import collect_examples
 from stam.evaluation.scenes import SceneReader
@@ -68,44 +69,33 @@ BATCH_SIZE = {"digits": 1024, "photographs": 256}
 SMALLER = {"saccader": 4}  # it encodes every window of a scene, so it takes a part of the batch
 
 
-class OnDevice:
-    """Images of one size that lie on a device, so that a batch costs nothing to load."""
+class PaintedOnce:
+    """Scenes to evaluate on that are painted once, all together."""
 
-    def __init__(self, scenes: Scenes, device: torch.device) -> None:
+    def __init__(self, scenes: ClutteredScenes) -> None:
         self.classes, self.labels = scenes.classes, scenes.labels
-        if isinstance(scenes, PaintedScenes):
-            self._images = scenes.paint(np.arange(len(scenes))).images.contiguous().to(device)
-        else:
-            images = np.stack([scenes.load(index) for index in range(len(scenes))])
-            self._images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(device)
-        self._labels = torch.from_numpy(scenes.labels).to(device)
+        self._images = scenes.paint(np.arange(len(scenes))).images
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def load(self, index: int, decode_size: int | None = None) -> np.ndarray:
         """Returns one image."""
-        return self._images[index].permute(1, 2, 0).cpu().numpy()
-
-    def paint(self, indices: np.ndarray, epoch: int = 0) -> RawBatch:
-        """Returns some images, without a copy from the host."""
-        chosen = torch.from_numpy(indices).to(self._labels.device)
-        sizes = torch.tensor(self._images.shape[2:]).expand(len(indices), 2)
-        return RawBatch(self._images[chosen], sizes, self._labels[chosen], torch.from_numpy(indices))
+        return self._images[index].permute(1, 2, 0).numpy()
 
 
 def on_device(splits: Splits, device: torch.device, workers: int) -> Splits:
-    """Decodes all photographs once; those to train on go to the device if they are of one size.
+    """Decodes all photographs once; those to train on go to a GPU's memory.
 
     Digits to train on are painted on the device in every batch, those to evaluate once.
     """
     if isinstance(splits.train, ClutteredScenes):
-        return Splits(splits.train, OnDevice(splits.val, torch.device("cpu")), splits.record)
-    train, val = CachedScenes(splits.train), CachedScenes(splits.val)
-    for part in (train, val):
-        part.fill(None, workers, progress=False)
-    one_size = len({train.load(index).shape for index in range(len(train))}) == 1
-    return Splits(OnDevice(train, device) if one_size else train, val, splits.record)
+        assert isinstance(splits.val, ClutteredScenes)
+        return Splits(splits.train, PaintedOnce(splits.val), splits.record)
+    val = CachedScenes(splits.val)
+    val.fill(None, workers, progress=False)
+    train = keep_on_device(splits.train, device, None, workers, progress=False)
+    return Splits(train, val, splits.record)
 
 
 def first_batches(scenes: Scenes, config: ZooConfig, device: torch.device) -> Iterator[RawBatch]:
