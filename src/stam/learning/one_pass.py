@@ -31,7 +31,8 @@ class Path:
     Attributes:
         locations: Where they looked, and where they would have looked next if they went on.
         num_steps: Steps to learn from: as many as locations, or one fewer where the path goes on.
-        seen: What had been seen at each decision that is learned from; none of them, or all.
+        seen: What had been seen at each decision that is learned from, which are the first ones; `None` where
+            none is.
         memory: What the agent remembers of all glimpses but the last, which nothing was decided from.
     """
 
@@ -42,7 +43,7 @@ class Path:
 
     def part(self, rows: slice) -> "Path":
         """Returns the path of some samples, to learn from: without memory."""
-        seen = None if self.seen is None else self.seen[:, rows]
+        seen = None if self.seen is None else self.seen[:, rows].contiguous()
         return Path(self.locations[rows], self.num_steps, seen)
 
 
