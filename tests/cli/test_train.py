@@ -250,6 +250,8 @@ class TestMistakesBeforeTheFirstBatch:
     def test_data_and_recipe_may_be_swapped(self, images, tmp_path, capsys):
         swapped = fails(capsys, "train", images, "timy", "--out", tmp_path / "x")
         assert "unknown recipe 'timy': did you mean 'tiny'?" in swapped
+        complaint = fails(capsys, "train", "gfnets", images, "--out", tmp_path / "x")
+        assert "unknown recipe 'gfnets': did you mean 'gfnet'?" in complaint
         for command, recipe in (("train", "tiny"), ("train", "gfnet"), ("teacher", "tiny")):
             complaint = fails(capsys, command, images, recipe, "--out", tmp_path / "x", "--num-workers", "-1")
             assert "num_workers" in complaint and "recipe" not in complaint

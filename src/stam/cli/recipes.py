@@ -78,11 +78,16 @@ def recipe_first(positionals: list[str]) -> list[str]:
     return [second, first] if swapped else positionals
 
 
+def _closest(word: str) -> str | None:
+    """Returns the recipe or system that a word is nearly the name of."""
+    return next(iter(difflib.get_close_matches(word, _NAMES, n=1, cutoff=_ALIKE)), None)
+
+
 def _unknown(word: str) -> StamError:
     """Says what a word may have meant that is neither a recipe nor data: a misspelt folder is more likely."""
-    close = difflib.get_close_matches(word, _NAMES, n=1, cutoff=_ALIKE)
-    if close:
-        return ConfigError(f"unknown recipe '{word}': did you mean '{close[0]}'?")
+    close = _closest(word)
+    if close is not None:
+        return ConfigError(f"unknown recipe '{word}': did you mean '{close}'?")
     return DataError(f"no such folder: '{word}'; {nearest_data(Path(word).expanduser())}")
 
 
@@ -103,6 +108,8 @@ def choose_recipe(
         if not is_data(first):
             raise _unknown(first)
         return DEFAULT_FOR_IMAGES, first
+    if first not in RECIPES and _closest(first) in SYSTEMS:
+        raise _unknown(first)
     get_recipe(first)
     needs_data = not first.startswith("digits") and not without_data
     require(
