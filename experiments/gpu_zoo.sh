@@ -46,9 +46,9 @@ photographs() { # NAME FILES SYSTEM... [--agents AGENT]
         ${ZOO_OPTIONS:-} --systems "$@"
 }
 
-stam() { # NAME FILES MINUTES
+stam() { # NAME FILES MINUTES BATCH
     "$python" "$root/experiments/own_images.py" "$DATA/$2" --out "$RUNS/stam-$1" --init "$DATA/deit_tiny.safetensors" \
-        --core causal --minutes "$3" &&
+        --core causal --minutes "$3" --set "{\"training\": {\"updates_per_batch\": 1, \"batch_size\": $4}}" &&
         cp "$RUNS/stam-$1/own-images-learned.json" "$RUNS/$1/stam.json"
 }
 
@@ -60,11 +60,11 @@ for part in $parts; do
     aid-1) photographs aid aid.tar gfnet tnet dram ;;
     aid-2) photographs aid aid.tar patchdrop stn ;;
     aid-3) photographs aid aid.tar saccader ram --agents aid-tiny ;;
-    aid-stam) stam aid aid.tar 1.05 ;;
+    aid-stam) stam aid aid.tar 1.05 120 ;;
     imagenette-1) photographs imagenette 'imagenette-*.tar' gfnet tnet dram ;;
     imagenette-2) photographs imagenette 'imagenette-*.tar' patchdrop stn ;;
     imagenette-3) photographs imagenette 'imagenette-*.tar' saccader ram --agents imagenette-tiny ;;
-    imagenette-stam) stam imagenette 'imagenette-*.tar' 1.1 ;;
+    imagenette-stam) stam imagenette 'imagenette-*.tar' 1.1 176 ;;
     *)
         echo "unknown part '$part'" >&2
         exit 2
