@@ -5,9 +5,11 @@
 
 A trial is {"name", "data", "images", "classes"}: the settings that `stam train` chooses, for that many images
 of that many classes. "core" names another core, "recipe" a recipe instead of that choice, "set" changes
-settings ({"training": {..}, ..}), "policies" are those to evaluate with. All trials on the same images follow
-one teacher, which is fine-tuned first. Accuracy is measured on up to 3,000 other images of the same folder:
-the images of the results page choose nothing.
+settings ({"training": {..}, ..}; "before" does so before the choice, "teach" for the teacher), "effort" says
+how long to train (1 is a whole training), "policies" are those to evaluate with.
+
+All trials on the same images follow one teacher, which is fine-tuned first. Accuracy is measured on up to
+3,000 other images of the same folder: the images of the results page choose nothing.
 """
 
 import argparse
@@ -106,11 +108,11 @@ def teach(trial: Trial, roots: dict[str, Path], init: str, work: Path) -> float:
 def run_trial(trial: Trial, roots: dict[str, Path], init: str, work: Path) -> Trial:
     place = place_of(trial, work)
     _, others = choose_images(roots[trial["data"]], trial["images"], trial["classes"], trial.get("seed", 0))
-    config = chosen_config(trial, init, place / "images")
-    if "recipe" in trial:  # that recipe's settings, but for the data and the start
-        recipe = get_recipe(trial["recipe"])
-        config = changed(recipe, {"init": init, "data": {"path": str(place / "images"), "check": False}})
-        config = changed(config, {"class_indices": None})
+    if "recipe" in trial:  # its settings, but for the data and the start
+        data = {"path": str(place / "images"), "check": False}
+        config = changed(get_recipe(trial["recipe"]), {"init": init, "class_indices": None, "data": data})
+    else:
+        config = chosen_config(trial, init, place / "images")
     config = changed(config, {"teacher": str(place / "teacher")} | trial.get("set", {}))
     began = time.monotonic()
     agent = experiment.begin(config, place / trial["name"])
@@ -146,9 +148,8 @@ def rows(result: Trial) -> list[str]:
 
 
 def work_off(todo: Any, roots: dict[str, Path], init: str, work: Path, results: Any) -> None:
-    set_start_method(
-        "fork", force=True
-    )  # of the processes that load images: each would import torch otherwise
+    # of the processes that load images: others import torch first
+    set_start_method("fork", force=True)
     while (trial := todo.get()) is not None:
         try:
             results.put(run_trial(trial, roots, init, work))
@@ -171,9 +172,8 @@ def main() -> None:
     trials = json.loads(parsed.trials.read_text())
     for place, trial in {place_of(trial, parsed.work): trial for trial in trials}.items():
         if not place.exists():
-            print(
-                f"{place.name}: teacher in {teach(trial, roots, parsed.init, parsed.work):.0f} s", flush=True
-            )
+            seconds = teach(trial, roots, parsed.init, parsed.work)
+            print(f"{place.name}: teacher in {seconds:.0f} s", flush=True)
     context = get_context("spawn")
     todo, results = context.Queue(), context.Queue()
     for trial in [*trials, *[None] * parsed.processes]:

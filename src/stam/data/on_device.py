@@ -1,7 +1,5 @@
 """Training images that lie in a GPU's memory: a batch of them costs next to nothing."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -98,21 +96,17 @@ def kept_on(
     """Decodes all images onto a device; returns nothing where they take more bytes than there is room."""
     groups = batches(np.arange(len(scenes)), _DECODED_AT_ONCE, drop_last=False)
     loader = BatchLoader(scenes, groups, TrainingView(decode_size), num_workers)
-    bar = tqdm(loader, "decoding", total=len(groups), unit="batch", disable=None if progress else True)
     parts: list[RawBatch] = []
     height = width = 0
-    for part in _closing(bar):
-        height, width = max(height, part.images.shape[2]), max(width, part.images.shape[3])
-        if len(scenes) * 3 * height * width > room:
-            return None
-        parts.append(RawBatch(part.images.to(device), part.sizes, part.labels, part.indices))
+    hidden = None if progress else True  # none hides it where there is no terminal
+    with tqdm(loader, "decoding", total=len(groups), unit="batch", disable=hidden) as bar:
+        for part in bar:
+            height, width = max(height, part.images.shape[2]), max(width, part.images.shape[3])
+            if len(scenes) * 3 * height * width > room:
+                return None
+            parts.append(RawBatch(part.images.to(device), part.sizes, part.labels, part.indices))
     images = torch.zeros(len(scenes), 3, height, width, dtype=torch.uint8, device=device)
     for part in parts:
         place = images[part.indices[0] : part.indices[-1] + 1]
         place[:, :, : part.images.shape[2], : part.images.shape[3]] = part.images
     return DeviceScenes(scenes, images, torch.cat([part.sizes for part in parts]))
-
-
-def _closing(bar: tqdm) -> Iterator[RawBatch]:
-    with bar:
-        yield from bar

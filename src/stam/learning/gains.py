@@ -9,6 +9,7 @@ Departs from the paper, whose actor learns from the return of the one location t
 (`Objective.actor_critic`).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -75,8 +76,7 @@ class Gains:
 
     def part(self, rows: slice) -> "Gains":
         """Returns the gains of the samples that lie in a part of the batch, counted from its beginning."""
-        first = -(-rows.start // self.every)
-        tried = slice(first, max(first, -(-rows.stop // self.every)))
+        tried = slice(*(math.ceil(end / self.every) for end in (rows.start, rows.stop)))
         return Gains(
             self.samples[tried] - rows.start,
             self.num_glimpses[tried],
