@@ -9,12 +9,14 @@ settings ({"training": {..}, ..}; "before" does so before the choice, "teach" fo
 how long to train (1 is a whole training), "policies" are those to evaluate with.
 
 All trials on the same images follow one teacher, which is fine-tuned first. Accuracy is measured on up to
-3,000 other images of the same folder: the images of the results page choose nothing.
+3,000 other images of the same folder: the images of the results page choose nothing. Trials that have a
+result in `--out` are left out.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from multiprocessing import get_context, set_start_method
 from pathlib import Path
 from typing import Any
@@ -147,14 +149,32 @@ def rows(result: Trial) -> list[str]:
     return found
 
 
-def work_off(todo: Any, roots: dict[str, Path], init: str, work: Path, results: Any) -> None:
+def same(one: Trial, other: Trial) -> bool:
+    """Tells whether two trials, or their results, have one name and the same images."""
+    return all(one.get(key, 0) == other.get(key, 0) for key in ("name", "data", "images", "classes", "seed"))
+
+
+def work_off(todo: Any, results: Any) -> None:
     # of the processes that load images: others import torch first
     set_start_method("fork", force=True)
-    while (trial := todo.get()) is not None:
+    while (job := todo.get()) is not None:
+        task, trial, *given = job
         try:
-            results.put(run_trial(trial, roots, init, work))
+            results.put((trial, task(trial, *given)))
         except Exception as error:
-            results.put(trial | {"error": repr(error)})
+            results.put((trial, error))
+
+
+def in_processes(jobs: list[tuple], num_processes: int) -> Iterator[tuple[Trial, Any]]:
+    """Works off jobs, (function, trial, more arguments..); yields each trial with its result or error."""
+    context = get_context("spawn")
+    todo, results = context.Queue(), context.Queue()
+    for job in [*jobs, *[None] * num_processes]:
+        todo.put(job)
+    for _ in range(num_processes):
+        context.Process(target=work_off, args=(todo, results)).start()
+    for _ in jobs:
+        yield results.get()
 
 
 def main() -> None:
@@ -170,27 +190,28 @@ def main() -> None:
     parsed = parser.parse_args()
     roots = {name: Path(folder) for name, _, folder in (given.partition("=") for given in parsed.data)}
     trials = json.loads(parsed.trials.read_text())
-    for place, trial in {place_of(trial, parsed.work): trial for trial in trials}.items():
-        if not place.exists():
-            seconds = teach(trial, roots, parsed.init, parsed.work)
-            print(f"{place.name}: teacher in {seconds:.0f} s", flush=True)
-    context = get_context("spawn")
-    todo, results = context.Queue(), context.Queue()
-    for trial in [*trials, *[None] * parsed.processes]:
-        todo.put(trial)
-    given = (todo, roots, parsed.init, parsed.work, results)
-    for worker in [context.Process(target=work_off, args=given) for _ in range(parsed.processes)]:
-        worker.start()
-    done = []
-    for _ in trials:
-        result = results.get()
+    done = json.loads(parsed.out.read_text()) if parsed.out.exists() else []
+    trials = [trial for trial in trials if not any(same(trial, result) for result in done)]
+    given = roots, parsed.init, parsed.work
+    untaught = {place_of(trial, parsed.work): trial for trial in trials}
+    jobs = [(teach, trial, *given) for place, trial in untaught.items() if not place.exists()]
+    for trial, seconds in in_processes(jobs, min(len(jobs), parsed.processes)):
+        place = place_of(trial, parsed.work).name
+        print(
+            f"{place}: teacher {seconds!r}"
+            if isinstance(seconds, Exception)
+            else f"{place}: teacher in {seconds:.0f} s",
+            flush=True,
+        )
+    for trial, result in in_processes([(run_trial, trial, *given) for trial in trials], parsed.processes):
+        if isinstance(result, Exception):
+            print(f"{trial['name']}: {result!r}", flush=True)
+            continue
         done.append(result)
-        said = rows(result) if "accuracy" in result else [f"{result['name']}: {result['error']}"]
-        print("\n".join(said), flush=True)
+        print("\n".join(rows(result)), flush=True)
         parsed.out.write_text(json.dumps(done))
     print()
-    finished = [result for result in done if "accuracy" in result]
-    for result in sorted(finished, key=lambda one: (one["data"], one["classes"], one["images"], one["name"])):
+    for result in sorted(done, key=lambda one: (one["data"], one["classes"], one["images"], one["name"])):
         print("\n".join(rows(result)))
 
 

@@ -27,6 +27,10 @@ class _Pace:
         updates_per_batch: Updates of a batch, unless they are small.
         rate: Learning rate at batch 600 where the images are unlike those the core was trained on.
         low_rate: The same where its features tell the classes apart as they are.
+        actor_rate: Learning rate of the actor at batch 600.
+        critic_rate: The same of the critic.
+        final_rate: What is left of the core's learning rate in the end.
+        averaged: Share of the batches over which weights are averaged.
         short_episodes: Whether a batch has short episodes beside the whole one.
         drop_path: Drop-path rate where each image is shown as often as it should be.
         crops_from: Smallest crop there, as a share of the image.
@@ -38,27 +42,60 @@ class _Pace:
     updates_per_batch: int
     rate: float
     low_rate: float
+    actor_rate: float
+    critic_rate: float
+    final_rate: float
+    averaged: float
     short_episodes: bool
     drop_path: float
     crops_from: float
 
 
 _PACES = {
-    "reencoding": _Pace(62, 180, 600, 1, 7e-5, 2e-5, short_episodes=True, drop_path=0.1, crops_from=0.2),
-    # all steps are learned from alike, and each image is shown four times as often
-    "causal": _Pace(240, 1500, 200, 3, 4e-4, 4e-4, short_episodes=False, drop_path=0.2, crops_from=0.15),
+    "reencoding": _Pace(
+        epochs=62,
+        updates=180,
+        largest_update=600,
+        updates_per_batch=1,
+        rate=7e-5,
+        low_rate=2e-5,
+        actor_rate=4e-4,
+        critic_rate=1e-3,
+        final_rate=0.0,
+        averaged=0.18,
+        short_episodes=True,
+        drop_path=0.1,
+        crops_from=0.2,
+    ),
+    # all steps are learned from alike, and each image is shown four times as often; the actor learns from a
+    # batch once where the paper's learns T times
+    "causal": _Pace(
+        epochs=240,
+        updates=1500,
+        largest_update=200,
+        updates_per_batch=3,
+        rate=4e-4,
+        low_rate=2e-4,
+        actor_rate=8.7e-3,
+        critic_rate=1.7e-3,
+        final_rate=0.37,
+        averaged=0.4,
+        short_episodes=False,
+        drop_path=0.2,
+        crops_from=0.15,
+    ),
 }
 _FROM_NOTHING = 3e-4  # learning rate of a core that starts at random
 
 _FULL_SIZE = 8000  # images; of more, each is shown less often
 _LEAST_EPISODES = 36_000
+_OFTEN = 1.2  # times the usual number of epochs, from where on images are learned by heart
 _SMALLEST_BATCH = 32  # smaller ones take longer for each image
 _RATED_BATCH = 600  # images of the batch that learning rates are given for
 _TEACHER_EPOCHS, _TEACHER_UPDATES, _TEACHER_BATCH = 20, 500, 256
 _TEACHER_RATE, _LOW_TEACHER_RATE = 5e-4, 4e-5  # at that batch; the low one where the classes are known well
 _PROBE_RATE = 1e-2  # of a classifier whose features stay
 _LEAST_PASSES = 1.5  # over the images; in less time features do not become better than they were
-_AVERAGED = 0.18  # of the batches
 _WELL_KNOWN, _UNKNOWN = 0.94, 0.85  # accuracy of a linear classifier on the features a core starts with
 MOST_EFFORT = 2.0  # more time than that for all epochs has not helped
 
@@ -95,25 +132,31 @@ def choose(
     batch, updates, epochs, share = _amount(survey.num_images, config.agent.core, effort)
     num_batches = Plan(survey.num_images, epochs, batch, share, seed=0).num_batches()
     rate, why_rate = _rate(config, survey, batch // updates)
-    pace, longer, whole = _PACES[config.agent.core], effort > 1.2, effort > 0.5
+    pace, whole = _PACES[config.agent.core], effort > 0.5
+    often = effort * episodes(survey.num_images, config.agent.core) / survey.num_images > _OFTEN * pace.epochs
+    base_lr, scale = rate / (1.7 if often else 1), _scale(batch // updates)
+    peak = base_lr * (batch // updates) / 512  # what settings make of it
     training = dataclasses.replace(
         config.training,
         epochs=epochs,
         epoch_share=share,
         batch_size=batch,
         updates_per_batch=updates,
-        base_lr=rate / (1.7 if longer else 1),
+        base_lr=base_lr,
+        actor_lr=pace.actor_rate * scale,
+        critic_lr=pace.critic_rate * scale,
+        min_lr=max(config.training.min_lr, pace.final_rate * peak),
         tau_epochs=max(1, epochs // 2),
-        ema_batches=max(2, round(_AVERAGED * num_batches)),
+        ema_batches=max(2, round(pace.averaged * num_batches)),
         feature_weight=feature_weight,
         validate_every=max(1, math.ceil(epochs / (8 if whole else 3))),
         validation_images=config.training.validation_images if whole else 200,
         short_episodes=config.training.short_episodes if whole and pace.short_episodes else 0,
     )
     flips = 0.5 if survey.has_no_up else 0.0
-    crops_from = 0.1 if longer else (pace.crops_from if whole else 0.2)
+    crops_from = 0.1 if often else (pace.crops_from if whole else 0.2)
     augment = dataclasses.replace(config.data.augment, vertical_flip=flips, crop_scale=(crops_from, 1.0))
-    drop_path = 0.2 if longer else (pace.drop_path if whole else 0.1)
+    drop_path = 0.2 if often else (pace.drop_path if whole else 0.1)
     agent = dataclasses.replace(config.agent, drop_path=drop_path)
     teacher, how_taught = _teacher(config, survey, teacher_effort)
     chosen = dataclasses.replace(
@@ -128,7 +171,7 @@ def choose(
     shown += "" if share == 1 else f" of {100 * share:.2g}% of the images"
     in_parts = f" in {updates} updates" if updates > 1 else ""
     reasons = [
-        f"{shown}, batch {batch}{in_parts}: for {survey.num_images:,} images" + _why_effort(effort),
+        f"{shown}, batch {batch}{in_parts}: for {survey.num_images:,} images" + _why_effort(effort, often),
         f"learning rate {training.base_lr:.1e}: {why_rate}",
         _why_flips(survey),
     ]
@@ -214,10 +257,7 @@ def _round_down(batch: float) -> int:
 
 
 def _rate(config: RunConfig, survey: Survey, batch: int) -> tuple[float, str]:
-    """Returns the learning rate at batch 512, which is what settings say, and why.
-
-    It goes with the square root of the batch, as AdamW wants it.
-    """
+    """Returns the learning rate at batch 512, which is what settings say, and why."""
     pace = _PACES[config.agent.core]
     known = _known(survey)
     if survey.separable is None:
@@ -227,7 +267,15 @@ def _rate(config: RunConfig, survey: Survey, batch: int) -> tuple[float, str]:
     rate = pace.rate ** (1 - known) * pace.low_rate**known
     if config.init == "none":
         rate = _FROM_NOTHING
-    return rate * math.sqrt(_RATED_BATCH / batch), why
+    return rate * _scale(batch), why
+
+
+def _scale(batch: int) -> float:
+    """Returns the factor of a learning rate at another batch than it is given for.
+
+    Settings make learning rates proportional to the batch; AdamW wants them to go with its square root.
+    """
+    return math.sqrt(_RATED_BATCH / batch)
 
 
 def _known(survey: Survey) -> float:
@@ -237,10 +285,12 @@ def _known(survey: Survey) -> float:
     return min(1.0, max(0.0, (survey.separable - _UNKNOWN) / (_WELL_KNOWN - _UNKNOWN)))
 
 
-def _why_effort(effort: float) -> str:
+def _why_effort(effort: float, often: bool) -> str:
     if effort > 1.2:
-        return f" and {effort:.1f} times the usual time, so with more drop-path and smaller crops"
-    return f" in {100 * effort:.2g}% of the time for full accuracy" if effort < 0.9 else ""
+        why = f" and {effort:.1f} times the usual time"
+    else:
+        why = f" in {100 * effort:.2g}% of the time for full accuracy" if effort < 0.9 else ""
+    return f"{why}; each is shown often, so with more drop-path and smaller crops" if often else why
 
 
 def _why_flips(survey: Survey) -> str:

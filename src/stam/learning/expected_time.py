@@ -186,18 +186,24 @@ def _time(
 
 
 def _time_look(agent: Agent, config: RunConfig, val: Scenes) -> float:
-    """Returns the seconds of looking at one validation image, in a batch as validations have on a GPU."""
-    device = choose_device(config.training.device)
-    most = validation_batch(config.training) if device.type == "cuda" else _MORE
-    chosen = np.arange(min(len(val), config.training.validation_images, most))
-    view = EvaluationView(agent.config.image_size, config.data.resize_size)
-    with evaluating(agent), autocast(device, config.training.precision):
-        looker = prepare(agent, config.training.fast)
+    """Returns the seconds of looking at one image of a whole validation.
+
+    On a GPU its batches are decoded by several processes at once, one batch by each.
+    """
+    training, device = config.training, choose_device(config.training.device)
+    size, count = validation_batch(training), min(len(val), training.validation_images)
+    decoders = max(1, min(num_workers(config.data), math.ceil(count / size))) if device.type == "cuda" else 1
+    chosen = np.arange(min(count, size if device.type == "cuda" else _MORE))
+    loader = BatchLoader(val, [chosen], EvaluationView(agent.config.image_size, config.data.resize_size))
+    with evaluating(agent), autocast(device, training.precision):
+        looker = prepare(agent, training.fast)
+        began = time.perf_counter()
+        (raw,) = loader
+        decoding = time.perf_counter() - began
 
         def look() -> None:
-            (raw,) = BatchLoader(val, [chosen], view, 0 if device.type == "cpu" else num_workers(config.data))
             images = normalise(raw.images.to(device), agent.config.mean, agent.config.std)
-            looker.look(images, config.training.num_glimpses)
+            looker.look(images, training.num_glimpses)
 
         seconds(look, device)  # to warm up
-        return seconds(look, device) / len(chosen)
+        return (seconds(look, device) + decoding / decoders) / len(chosen)
