@@ -5,13 +5,13 @@ from learners import learner
 from torch import nn
 
 from stam.evaluation.speed import batches_from
-from stam.learning.averaging import moving_average
+from stam.learning.averaging import MovingAverage
 from stam.weights import load_agent
 
 
 def test_the_first_count_alike_then_older_ones_fade():
     model = nn.Linear(1, 1, bias=False)
-    averaged = moving_average(model, 3)
+    averaged = MovingAverage(model, 3)
     for value in (3.0, 5.0, 7.0, 11.0):
         with torch.no_grad():
             model.weight.fill_(value)
@@ -22,7 +22,7 @@ def test_the_first_count_alike_then_older_ones_fade():
 
 def test_statistics_are_averaged_and_counts_are_the_latest():
     model = nn.BatchNorm1d(1)
-    averaged = moving_average(model, 2)
+    averaged = MovingAverage(model, 2)
     for value in (1.0, 3.0):
         model.running_mean.fill_(value)
         model.num_batches_tracked.add_(1)
@@ -59,3 +59,9 @@ def test_a_restored_learner_has_the_average():
     looks = [one.agent_to_use.look(images, 2, first_location=0).class_logits for one in (made, other)]
     assert looks[0].equal(looks[1])
     assert other.averaged.n_averaged == 2
+
+
+def test_the_average_goes_with_the_number_of_epochs():
+    made = learner(epochs=10, tau_epochs=4, ema_batches=6)
+    made.change_epochs(5)
+    assert (made.settings.tau_epochs, made.settings.ema_batches, made.averaged.num_batches) == (2, 3, 3)

@@ -86,6 +86,13 @@ def test_more_effort_shows_more_images_and_drops_more():
     assert config.agent.drop_path == 0.2 and config.data.augment.crop_scale[0] == 0.1
 
 
+def test_few_images_are_shown_often_and_changed_more():
+    few, enough = (choose(get_recipe("tiny"), survey(num_images)) for num_images in (270, 900))
+    assert few.config.agent.drop_path > enough.config.agent.drop_path
+    assert few.config.data.augment.crop_scale[0] < enough.config.data.augment.crop_scale[0]
+    assert "each is shown often" in few.reasons[0] and "often" not in enough.reasons[0]
+
+
 @pytest.mark.parametrize("num_images", [150, 344, 3000, 50_000])
 def test_a_little_more_effort_is_a_little_more_training(num_images):
     base = get_recipe("tiny")

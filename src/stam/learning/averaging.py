@@ -8,21 +8,22 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 
-def moving_average(model: nn.Module, num_batches: int) -> AveragedModel:
-    """Returns a copy of a model that averages its weights and statistics over about the last batches.
+class MovingAverage(AveragedModel):
+    """A copy of a model that averages its weights and statistics over about the last batches.
 
     The first `num_batches` updates count alike; from then on the average is exponential.
     """
 
-    def average(averaged: Sequence[Tensor], latest: Sequence[Tensor], _: Tensor | int) -> None:
+    def __init__(self, model: nn.Module, num_batches: int) -> None:
+        super().__init__(model, multi_avg_fn=self._average, use_buffers=True)
+        self.num_batches = num_batches
+
+    def _average(self, averaged: Sequence[Tensor], latest: Sequence[Tensor], _: Tensor | int) -> None:
         if averaged[0].is_floating_point():
-            weight = 1 / min(int(copy.n_averaged) + 1, num_batches)  # the copy's own count: not on a GPU
+            weight = 1 / min(int(self.n_averaged) + 1, self.num_batches)  # its own count: not on a GPU
             torch._foreach_lerp_(list(averaged), list(latest), weight)
         else:
             torch._foreach_copy_(list(averaged), list(latest))
-
-    copy = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
-    return copy
 
 
 def averaged_state(state: dict[str, Any]) -> dict[str, Any]:

@@ -29,8 +29,6 @@ class _Pace:
         low_rate: The same where its features tell the classes apart as they are.
         actor_rate: Learning rate of the actor at batch 600.
         critic_rate: The same of the critic.
-        final_rate: What is left of the core's learning rate in the end.
-        averaged: Share of the batches over which weights are averaged.
         short_episodes: Whether a batch has short episodes beside the whole one.
         drop_path: Drop-path rate where each image is shown as often as it should be.
         crops_from: Smallest crop there, as a share of the image.
@@ -44,8 +42,6 @@ class _Pace:
     low_rate: float
     actor_rate: float
     critic_rate: float
-    final_rate: float
-    averaged: float
     short_episodes: bool
     drop_path: float
     crops_from: float
@@ -61,8 +57,6 @@ _PACES = {
         low_rate=2e-5,
         actor_rate=4e-4,
         critic_rate=1e-3,
-        final_rate=0.0,
-        averaged=0.18,
         short_episodes=True,
         drop_path=0.1,
         crops_from=0.2,
@@ -78,8 +72,6 @@ _PACES = {
         low_rate=2e-4,
         actor_rate=8.7e-3,
         critic_rate=1.7e-3,
-        final_rate=0.37,
-        averaged=0.4,
         short_episodes=False,
         drop_path=0.2,
         crops_from=0.15,
@@ -96,6 +88,7 @@ _TEACHER_EPOCHS, _TEACHER_UPDATES, _TEACHER_BATCH = 20, 500, 256
 _TEACHER_RATE, _LOW_TEACHER_RATE = 5e-4, 4e-5  # at that batch; the low one where the classes are known well
 _PROBE_RATE = 1e-2  # of a classifier whose features stay
 _LEAST_PASSES = 1.5  # over the images; in less time features do not become better than they were
+_AVERAGED = 0.18  # of the batches
 _WELL_KNOWN, _UNKNOWN = 0.94, 0.85  # accuracy of a linear classifier on the features a core starts with
 MOST_EFFORT = 2.0  # more time than that for all epochs has not helped
 
@@ -135,7 +128,6 @@ def choose(
     pace, whole = _PACES[config.agent.core], effort > 0.5
     often = effort * episodes(survey.num_images, config.agent.core) / survey.num_images > _OFTEN * pace.epochs
     base_lr, scale = rate / (1.7 if often else 1), _scale(batch // updates)
-    peak = base_lr * (batch // updates) / 512  # what settings make of it
     training = dataclasses.replace(
         config.training,
         epochs=epochs,
@@ -145,9 +137,8 @@ def choose(
         base_lr=base_lr,
         actor_lr=pace.actor_rate * scale,
         critic_lr=pace.critic_rate * scale,
-        min_lr=max(config.training.min_lr, pace.final_rate * peak),
         tau_epochs=max(1, epochs // 2),
-        ema_batches=max(2, round(pace.averaged * num_batches)),
+        ema_batches=max(2, round(_AVERAGED * num_batches)),
         feature_weight=feature_weight,
         validate_every=max(1, math.ceil(epochs / (8 if whole else 3))),
         validation_images=config.training.validation_images if whole else 200,

@@ -175,7 +175,8 @@ class RunFolder:
 
     def change_epochs(self, training: TrainingConfig) -> None:
         """Writes down that a training has another number of epochs than it was begun with."""
-        self._change_record({"training": {"epochs": training.epochs, "tau_epochs": training.tau_epochs}})
+        changed = ("epochs", "tau_epochs", "ema_batches")
+        self._change_record({"training": {name: getattr(training, name) for name in changed}})
 
     def _change_record(self, changes: dict[str, dict[str, Any]], **more: Any) -> None:
         """Writes the record anew with other settings, and more beside them."""

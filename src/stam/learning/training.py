@@ -28,7 +28,7 @@ from stam.fast.cuda_graph import GraphedFunction, Pipeline
 from stam.fast.cuda_policy import FusedSampledPolicy, fuse_policy
 from stam.fast.known import unknown_part
 from stam.learning import distributed, one_pass
-from stam.learning.averaging import averaged_state, moving_average
+from stam.learning.averaging import MovingAverage, averaged_state
 from stam.learning.gains import (
     ExploringPolicy,
     Gains,
@@ -162,7 +162,7 @@ class AgentLearner(Learner):
             groups["critic"] = agent.add_critic().named_parameters()
         self.rates = {name: torch.zeros((), device=self.device) for name in groups}
         self.optimiser = make_optimiser(groups, settings.weight_decay, self.rates)
-        self.averaged = moving_average(agent, settings.ema_batches) if settings.ema_batches > 1 else None
+        self.averaged = MovingAverage(agent, settings.ema_batches) if settings.ema_batches > 1 else None
         self.objective = Objective(settings.num_glimpses, settings.consistency, settings.feature_weight)
         self.values = ValueNormaliser(settings.num_glimpses).to(self.device)
         self.augment, self.augment_large = (
@@ -395,10 +395,13 @@ class AgentLearner(Learner):
 
     def change_epochs(self, epochs: int) -> None:
         """Gives the training another number of epochs, in proportion to which its schedules go on."""
-        if epochs != self.settings.epochs:
-            tau_epochs = max(1, round(self.settings.tau_epochs * epochs / self.settings.epochs))
-            self.settings = replace(self.settings, epochs=epochs, tau_epochs=tau_epochs)
-            self.config = replace(self.config, training=self.settings)
+        settings, ratio = self.settings, epochs / self.settings.epochs
+        tau_epochs = max(1, round(settings.tau_epochs * ratio))
+        ema_batches = settings.ema_batches
+        if self.averaged is not None:
+            self.averaged.num_batches = ema_batches = max(2, round(ema_batches * ratio))
+        self.settings = replace(settings, epochs=epochs, tau_epochs=tau_epochs, ema_batches=ema_batches)
+        self.config = replace(self.config, training=self.settings)
 
     def learning_rates(self, epoch: int) -> dict[str, float]:
         """Returns the learning rate of each part in an epoch."""
