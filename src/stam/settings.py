@@ -303,6 +303,9 @@ class TeacherConfig:
         base_lr: Learning rate at batch 512.
         head_lr: The same for the classifier, which starts anew; none takes `base_lr`. With a low `base_lr`
             beside it, pretrained features that are good already change little.
+        fit_classifier: Leave the features as they are and fit the classifier to them, by logistic regression
+            on all images shown so far, after each epoch. One look at each image is enough, where training
+            the classifier takes many. For a DeiT in one process.
         min_lr: Where the cosine ends.
         warmup_epochs: Epochs over which the learning rate rises from nothing.
         weight_decay: AdamW's, on matrices only.
@@ -324,6 +327,7 @@ class TeacherConfig:
     batch_size: int = 1024
     base_lr: float = 5e-4
     head_lr: float | None = None
+    fit_classifier: bool = False
     min_lr: float = 1e-5
     warmup_epochs: int = 5
     weight_decay: float = 0.05
@@ -353,6 +357,10 @@ class TeacherConfig:
         share = self.epoch_share
         require(0 < share <= 1, f"epoch_share must be above 0 and at most 1, got {share}")
         require_choice("precision", self.precision, PRECISIONS)
+        require(
+            not self.fit_classifier or self.model == "deit",
+            f"fit_classifier needs a DeiT, not {self.model}: pass --no-fit-classifier",
+        )
         if self.model != "deit":
             known = self.model.startswith("timm:")
             require(known, f"model '{self.model}' is unknown: use deit, or timm:NAME")

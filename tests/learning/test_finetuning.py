@@ -1,4 +1,6 @@
 import dataclasses
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -8,11 +10,12 @@ from images import make_image_folder
 from stam.config import AgentConfig
 from stam.data import open_scenes
 from stam.data.mixing import erase, mix, smooth_targets
-from stam.errors import ConfigError, StamError
-from stam.learning.finetuning import build_student, finetune, whole_image_accuracy
+from stam.errors import ConfigError, Interrupted, StamError
+from stam.learning.finetuning import FittedTeacherLearner, build_student, finetune, whole_image_accuracy
+from stam.learning.linear import fit_linear
 from stam.learning.runs import RunFolder
 from stam.settings import DataConfig, TeacherConfig
-from stam.weights import package_folder, save_agent, start_agent
+from stam.weights import load_teacher_folder, package_folder, save_agent, start_agent
 
 
 def random(seed: int = 0) -> np.random.Generator:
@@ -62,6 +65,64 @@ def test_a_teacher_learns_from_images(tmp_path):
     run = RunFolder.create(tmp_path / "run")
     teacher = finetune(run, config, data, AGENT, model, record, splits.train, splits.val)
     assert whole_image_accuracy(teacher, AGENT, DATA, splits.val) > 0.9  # the colour gives the class away
+
+
+FITTED = TeacherConfig(epochs=2, batch_size=4, base_lr=0.0, fit_classifier=True, device="cpu")
+
+
+def test_a_classifier_is_fitted_to_features_that_stay(tmp_path):
+    splits = open_scenes(make_image_folder(tmp_path / "data", classes=3, train=12, val=6))
+    torch.manual_seed(0)
+    model, record = build_student(FITTED, AGENT, "none", splits.train.classes)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    run = RunFolder.create(tmp_path / "run")
+    teacher = finetune(run, FITTED, DATA, AGENT, model, record, splits.train, splits.val)
+    assert whole_image_accuracy(teacher, AGENT, DATA, splits.val) > 0.9
+    after = teacher.model.state_dict()
+    assert {name for name in before if not before[name].equal(after[name])} == {"head.weight", "head.bias"}
+
+
+def test_fitting_a_classifier_is_resumed_exactly(tmp_path, monkeypatch):
+    splits = open_scenes(make_image_folder(tmp_path / "data", classes=2, train=12, val=2))
+    take = FittedTeacherLearner.train_batch
+    stop_at: list[tuple[int, int]] = []  # epoch and batch
+
+    def take_and_stop(learner, place, raw):
+        take(learner, place, raw)
+        if (place.epoch, place.batch) in stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(FittedTeacherLearner, "train_batch", take_and_stop)
+
+    def finetuned(run: RunFolder) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model, record = build_student(FITTED, AGENT, "none", splits.train.classes)
+        finetune(run, FITTED, DATA, AGENT, model, record, splits.train, splits.val, resume=True)
+        return load_teacher_folder(run.path / "best")[0].model.state_dict()
+
+    whole = finetuned(RunFolder.create(tmp_path / "whole"))
+    run = RunFolder.create(tmp_path / "stopped")
+    for place in ((0, 1), (1, 0)):
+        stop_at[:] = [place]
+        with pytest.raises(Interrupted):
+            finetuned(run)
+    stop_at.clear()
+    resumed = finetuned(run)
+    assert all(resumed[name].equal(value) for name, value in whole.items())
+
+
+@pytest.mark.parametrize("present", [(0, 2), (0, 1, 2, 3)])
+def test_a_linear_classifier_never_names_a_class_it_has_not_seen(present):
+    labels = np.tile(present, 30)
+    features = random().normal(size=(len(labels), 5)) + 3.0 * labels[:, None]
+    weight, bias = fit_linear(features, labels, 4)
+    answers = (features @ weight.T + bias).argmax(axis=1)
+    assert set(answers) <= set(present) and (answers == labels).mean() > 0.9
+
+
+def test_a_classifier_of_timm_is_not_fitted():
+    with pytest.raises(ConfigError, match="fit_classifier needs a DeiT, not timm:resnet18"):
+        TeacherConfig(model="timm:resnet18", fit_classifier=True)
 
 
 def test_a_student_starts_from_an_agent_or_the_package(tmp_path):

@@ -87,6 +87,7 @@ _RATED_BATCH = 600  # images of the batch that learning rates are given for
 _TEACHER_EPOCHS, _TEACHER_UPDATES, _TEACHER_BATCH = 20, 500, 256
 _TEACHER_RATE, _LOW_TEACHER_RATE = 5e-4, 4e-5  # at that batch; the low one where the classes are known well
 _PROBE_RATE = 1e-2  # of a classifier whose features stay
+_MOST_FITTED = 20_000  # images that a linear classifier is fitted to
 _LEAST_PASSES = 1.5  # over the images; in less time features do not become better than they were
 _AVERAGED = 0.18  # of the batches
 _WELL_KNOWN, _UNKNOWN = 0.94, 0.85  # accuracy of a linear classifier on the features a core starts with
@@ -216,6 +217,9 @@ def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str
     is_short = total < _LEAST_PASSES * num_images and config.init != "none"
     if is_short:
         total /= FORWARD_SHARE  # so many more images can be shown in the same time
+    named = "a DeiT" if config.teacher_training.model == "deit" else config.teacher_training.model
+    if is_short and config.teacher_training.model == "deit" and distributed.world_size() == 1:
+        return _fitted_teacher(num_images, min(total, num_images, _MOST_FITTED))
     batch = _round_down(min(_TEACHER_BATCH, max(_SMALLEST_BATCH / 2, total / _TEACHER_UPDATES), num_images))
     epochs, share = _epochs_and_share(total, num_images, batch, least_epochs=10)
     scale = math.sqrt(_TEACHER_BATCH / batch)
@@ -228,7 +232,6 @@ def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str
         "warmup_epochs": 1,
         "validate_every": max(1, math.ceil(epochs / 4)),
     }
-    named = "a DeiT" if config.teacher_training.model == "deit" else config.teacher_training.model
     shown = f"{total / num_images:.2g} passes over the images"
     if is_short or known == 1:  # fine-tuning made features worse that told the classes apart well
         settings |= {"base_lr": 0.0, "head_lr": scale * _PROBE_RATE, "drop_path": 0.0}
@@ -236,6 +239,23 @@ def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str
         return settings, f"the classifier of {named} learns, its features stay as they are: {shown}, {why}"
     gently = ", gently" if known > 0.5 else ""
     return settings, f"{named} fine-tuned first{gently}, {shown}"
+
+
+def _fitted_teacher(num_images: int, total: float) -> tuple[dict[str, Any], str]:
+    """Returns a teacher for little time: a linear classifier of the features of images that it sees once."""
+    batch = _round_down(min(_SMALLEST_BATCH, num_images))
+    epochs, share = _epochs_and_share(total, num_images, batch, least_epochs=1)
+    settings = {
+        "epochs": epochs,
+        "epoch_share": share,
+        "batch_size": batch,
+        "base_lr": 0.0,
+        "fit_classifier": True,
+        "drop_path": 0.0,
+        "validate_every": epochs,
+    }
+    seen = "all images" if share == 1 else f"{100 * share:.2g}% of the images"
+    return settings, f"a linear classifier of a DeiT's features, fitted to {seen}, in little time"
 
 
 def _round_down(batch: float) -> int:

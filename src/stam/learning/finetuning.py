@@ -6,7 +6,7 @@ rise and a cosine. The teacher of a run is the checkpoint that does best on the 
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from stam.errors import ConfigError, require_package
 from stam.fast.cuda import encode
 from stam.fast.cuda_graph import GraphedFunction, Pipeline
 from stam.learning import distributed
+from stam.learning.linear import fit_linear
 from stam.learning.loop import (
     Learner,
     Meter,
@@ -131,7 +132,8 @@ def finetune(
     Raises:
         Interrupted: Ctrl-C; the state was saved and `resume` goes on from it.
     """
-    learner = TeacherLearner(config, data, agent, model, record, val_scenes)
+    kind = FittedTeacherLearner if config.fit_classifier else TeacherLearner
+    learner = kind(config, data, agent, model, record, val_scenes)
     with only_one(run):
         if resume:
             restore(learner, run)
@@ -272,6 +274,62 @@ class TeacherLearner(Learner):
         """Returns the loss and the accuracy."""
         shown = {"loss": f"{metrics['loss/supervised']:.3f}"}
         return shown | ({"acc": f"{100 * metrics['val/score']:.1f}"} if "val/score" in metrics else {})
+
+
+class FittedTeacherLearner(TeacherLearner):
+    """Fits the classifier to the features of all images it was shown; the features stay as they are."""
+
+    def __init__(
+        self,
+        config: TeacherConfig,
+        data: DataConfig,
+        agent: AgentConfig,
+        model: nn.Module,
+        record: dict[str, Any],
+        val_scenes: Scenes,
+    ) -> None:
+        super().__init__(config, data, agent, model, record, val_scenes)
+        if distributed.world_size() > 1:
+            raise ConfigError("fit_classifier is for one process: pass --no-fit-classifier, or start one")
+        self._features: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def train_batch(self, place: Place, raw: RawBatch) -> None:
+        """Notes the features of some images."""
+        seed = (self.config.seed, place.epoch, place.batch)
+        images = self.augment(raw.images.to(self.device), raw.sizes, seed)
+        vit = cast(VisionTransformer, self.model.eval())
+        with torch.no_grad(), autocast(self.device, self.config.precision):
+            given = vit.all_patches(images)
+            features = encode(vit, *given) if self.config.fast else vit(*given)
+        self._features.append(features.float().cpu())
+        self._labels.append(raw.labels.cpu())
+
+    def end_epoch(self, epoch: int) -> dict[str, Any]:
+        """Fits the classifiers, each to the features of its own token."""
+        vit, labels = cast(VisionTransformer, self.model), torch.cat(self._labels)
+        features = torch.cat(self._features)
+        heads = [vit.head, vit.head_dist] if vit.distilled else [vit.head]
+        if len(labels.unique()) > 1:
+            for index, head in enumerate(heads):
+                fitted = fit_linear(features[:, index].numpy(), labels.numpy(), head.out_features)
+                with torch.no_grad():
+                    for parameter, value in zip((head.weight, head.bias), fitted, strict=True):
+                        parameter.copy_(torch.from_numpy(value))
+        with torch.no_grad():
+            logits = vit.classify(features.to(self.device))
+            each = [F.cross_entropy(part.float(), labels.to(self.device)) for part in logits]
+        self.meter.add({"supervised": torch.stack(each).mean()})
+        return super().end_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that changes while training."""
+        return super().state_dict() | {"features": self._features, "labels": self._labels}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to a saved state."""
+        super().load_state_dict(state)
+        self._features, self._labels = list(state["features"]), list(state["labels"])
 
 
 def _parts(model: nn.Module, config: TeacherConfig) -> dict[str, list[tuple[str, nn.Parameter]]]:

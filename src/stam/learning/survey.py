@@ -1,6 +1,5 @@
 """A first look at somebody's images: what the settings of a training depend on."""
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from stam.data import BatchLoader, EvaluationView, Scenes, batches
 from stam.data.randomness import random_order
+from stam.learning.linear import fit_linear
 from stam.learning.loop import num_workers
 from stam.learning.optimisation import autocast
 from stam.model.agent import Agent, evaluating
@@ -96,22 +96,13 @@ def _accuracy(features: np.ndarray, labels: np.ndarray) -> float | None:
         features: (views, images, D). Views of one image are all trained on or all held out.
         labels: (views, images).
     """
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits  # a dependency of scikit-learn
-
     num_images, right = features.shape[1], []
     for fold in range(_FOLDS):
         held_out = np.arange(num_images) % _FOLDS == fold
-        known = features[:, ~held_out].reshape(-1, features.shape[2])
         known_labels = labels[:, ~held_out].ravel()
         if len(np.unique(known_labels)) < 2 or not held_out.any():
             return None
-        mean, scale = known.mean(axis=0), known.std(axis=0) + 1e-6
-        # one thread: the matrices are small, and many threads wait for each other, for a minute or more
-        with threadpool_limits(1), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            fitted = LogisticRegression(C=0.01, max_iter=200).fit((known - mean) / scale, known_labels)
-        new = features[:, held_out].reshape(-1, features.shape[2])
-        right.append(fitted.predict((new - mean) / scale) == labels[:, held_out].ravel())
+        known, new = (features[:, part].reshape(-1, features.shape[2]) for part in (~held_out, held_out))
+        weight, bias = fit_linear(known, known_labels, int(labels.max()) + 1, strength=0.01)
+        right.append((new @ weight.T + bias).argmax(axis=1) == labels[:, held_out].ravel())
     return float(np.concatenate(right).mean())
