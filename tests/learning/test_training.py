@@ -31,11 +31,12 @@ from stam.learning.finetuning import whole_image_accuracy
 from stam.learning.loop import Meter, Place
 from stam.learning.optimisation import make_optimiser, restore_optimiser
 from stam.learning.training import AgentLearner
-from stam.learning.validation import validate
+from stam.learning.validation import policies_to_try, validate
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
 from stam.settings import DataConfig, RunConfig, TrainingConfig
+from stam.weights import load_agent
 from stam.zoo.training import ZooConfig, ZooTraining, accuracy
 
 
@@ -253,3 +254,39 @@ def test_what_is_not_a_number_is_never_right_in_a_validation():
     assert whole_image_accuracy(teacher, AGENT, data, scenes) == 0
     looks = ZooConfig("ram", system.config, data, ZooTraining(batch_size=4))
     assert accuracy(system, scenes, looks, 9) == [0, 0, 0]
+
+
+def accuracies(monkeypatch, means: dict[str, float]) -> None:
+    """Lets a validation find the same accuracy after every glimpse, by the policy."""
+
+    def known(agent, config, scenes, policy=None, seed=None):
+        return [means[policy]] * config.training.num_glimpses
+
+    monkeypatch.setattr("stam.learning.training.validate", known)
+
+
+def test_a_validation_chooses_when_an_order_takes_over(tmp_path, monkeypatch):
+    made = learner(num_glimpses=4, epochs=2, validate_every=1, choose_policy=True, ema_batches=3)
+    accuracies(monkeypatch, {"learned": 0.4, "learned:1": 0.6})  # of 4 glimpses none is left after 8
+    metrics = made.end_epoch(0)
+    assert (metrics["val/score"], metrics["val/actor_glimpses"]) == (pytest.approx(0.6), 1.0)
+    made.save(tmp_path / "agent")
+    images = torch.rand(3, 3, 32, 32)
+    saved, first = load_agent(tmp_path / "agent"), torch.tensor([0, 5, 9])
+    assert saved.config.policy == "learned:1"
+    assert saved.look(images, 4, first).locations.equal(saved.look(images, 4, first, "centre-out").locations)
+    resumed = learner(num_glimpses=4, epochs=2, validate_every=1, choose_policy=True, ema_batches=3)
+    resumed.load_state_dict(made.state_dict())
+    assert resumed.agent_to_use.config.policy == "learned:1"
+    accuracies(monkeypatch, {"learned": 0.7, "learned:1": 0.6})
+    assert resumed.end_epoch(1)["val/actor_glimpses"] == 4
+    assert resumed.agent_to_use.config.policy == "learned"
+
+
+@pytest.mark.parametrize("given", [{"choose_policy": False}, {}])
+def test_a_policy_that_was_named_stays(monkeypatch, given):
+    policy = "learned" if given else "learned:3"
+    agent = dataclasses.replace(AGENT, policy=policy)
+    training = TrainingConfig(**({"choose_policy": True} | given))
+    assert policies_to_try(agent, training) == [policy]
+    assert policies_to_try(AGENT, TrainingConfig(choose_policy=True)) == ["learned", "learned:8", "learned:1"]

@@ -29,6 +29,7 @@ from stam.learning.fitting import Fit, default_core, fit
 from stam.learning.optimisation import choose_device
 from stam.learning.progress import duration
 from stam.learning.runs import RunFolder
+from stam.model.agent import Agent
 from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
 
 SHOWN = (
@@ -114,9 +115,9 @@ def run(arguments: list[str]) -> None:
         if parsed.resume:
             require_as_begun(out, "train", recipe if positionals else None, path, options)
             extend_if_asked(out, "train", options)
-            experiment.resume(out, loggers)
+            agent = experiment.resume(out, loggers)
         elif fits and distributed.any_process(is_own_run(out, recipe, path, options))[0]:
-            experiment.resume(out, loggers)
+            agent = experiment.resume(out, loggers)
         elif fits:
             RunFolder.require_free(out)
             fitted = fit_recipe(parsed, options)
@@ -124,12 +125,21 @@ def run(arguments: list[str]) -> None:
             given = experiment.with_fitting_batches(config_of(parsed), len(fitted.splits.train))
             if distributed.rank() == 0:
                 explain(fitted, given)
-            experiment.begin(given, out, recipe, loggers, fitted.splits, fitted.fit_to_time(given))
+            agent = experiment.begin(given, out, recipe, loggers, fitted.splits, fitted.fit_to_time(given))
         else:
-            experiment.begin(config_of(parsed), out, recipe, loggers)
+            agent = experiment.begin(config_of(parsed), out, recipe, loggers)
         if distributed.rank() == 0:
-            print(f"trained; the run is in {out}", file=sys.stderr)
+            print(f"trained; the run is in {out}{_handover(agent)}", file=sys.stderr)
             next_command(f"stam evaluate {out}")
+
+
+def _handover(agent: Agent) -> str:
+    """Says when an order takes over from the actor, where one does."""
+    _, colon, count = agent.config.policy.partition(":")
+    if not colon:
+        return ""
+    until = "the first glimpse" if count == "1" else f"{count} glimpses"
+    return f"; after {until} it looks in a fixed order, which was better on the validation images"
 
 
 def is_own_run(out: Path, recipe: str, path: str | None, options: list[str]) -> bool:

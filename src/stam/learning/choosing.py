@@ -141,7 +141,7 @@ def choose(
         tau_epochs=max(1, epochs // 2),
         ema_batches=max(2, round(_AVERAGED * num_batches)),
         feature_weight=feature_weight,
-        validate_every=max(1, math.ceil(epochs / (8 if whole else 3))),
+        validate_every=max(1, math.ceil(epochs / (8 if whole else 2))),
         validation_images=config.training.validation_images if whole else 200,
         short_episodes=config.training.short_episodes if whole and pace.short_episodes else 0,
     )

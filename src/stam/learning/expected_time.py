@@ -22,7 +22,7 @@ from stam.learning.optimisation import autocast, choose_device
 from stam.learning.timing import seconds
 from stam.learning.training import AgentLearner
 from stam.learning.training import plan as training_plan
-from stam.learning.validation import validation_batch
+from stam.learning.validation import policies_to_try, validation_batch
 from stam.model.agent import Agent, evaluating
 from stam.model.teacher import Teacher
 from stam.scene.pixels import normalise
@@ -121,7 +121,7 @@ def measure(
 def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int) -> ExpectedTime:
     """Returns how long a training takes at a measured speed."""
     training, how = config.training, config.teacher_training
-    looks = _validations(training.epochs, training.validate_every) * min(num_val, training.validation_images)
+    looks = _validations(training.epochs, training.validate_every) * validation_looks(config, num_val)
     num_batches = training_plan(num_train, config).num_batches()
     agent = speed.agent.of(num_batches, training.batch_size) + looks * speed.look
     if speed.teacher is None:
@@ -130,6 +130,12 @@ def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int)
     seen = _validations(how.epochs, how.validate_every) * num_val * speed.teacher.image * FORWARD_SHARE
     learned = speed.teacher.of(num_batches, how.batch_size) * (1 if how.base_lr > 0 else FORWARD_SHARE)
     return ExpectedTime(learned + seen, agent)
+
+
+def validation_looks(config: RunConfig, num_val: int) -> int:
+    """Returns how many looks a validation takes."""
+    tried = policies_to_try(config.agent, config.training)
+    return len(tried) * min(num_val, config.training.validation_images)
 
 
 def _validations(epochs: int, every: int) -> int:

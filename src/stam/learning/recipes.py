@@ -112,7 +112,7 @@ def own_images(size: str) -> RunConfig:
     return RunConfig(
         agent=AgentConfig.of_size(size, 2, actor_width=512),
         data=DataConfig("images", resize_size=224, augment=AugmentConfig(num_ops=0, crop_scale=(0.2, 1.0))),
-        training=_in_minutes(epochs=62, base_lr=7e-5, tau_epochs=31),
+        training=_in_minutes(epochs=62, base_lr=7e-5, tau_epochs=31, choose_policy=True),
         teacher_training=_short_teacher(batch_size=256, base_lr=5e-4, warmup_epochs=1),
         init="package:imagenette-tiny" if size == "tiny" else f"hub:facebook/deit-{size}-patch16-224",
         start_from_teacher=True,

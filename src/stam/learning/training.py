@@ -48,7 +48,7 @@ from stam.learning.optimisation import (
     restore_optimiser,
 )
 from stam.learning.runs import RunFolder
-from stam.learning.validation import budgets, validate
+from stam.learning.validation import budgets, policies_to_try, validate
 from stam.model.agent import Agent, Looker, evaluating
 from stam.model.belief import Belief
 from stam.model.core import OnePassCore
@@ -423,10 +423,26 @@ class AgentLearner(Learner):
         means = self.meter.means()
         metrics |= {name if name == "reward" else f"loss/{name}": mean for name, mean in means.items()}
         if self.validates_after(epoch, settings.validate_every, settings.epochs):
-            accuracy = validate(self.agent_to_use, self.config, self.val_scenes)
-            metrics |= {f"val/accuracy@{n}": accuracy[n - 1] for n in budgets(settings.num_glimpses)}
-            metrics["val/score"] = sum(accuracy) / len(accuracy)
+            metrics |= self._validate()
         return metrics
+
+    def _validate(self) -> dict[str, float]:
+        """Returns accuracies on validation scenes, by the best of the policies that may be chosen.
+
+        That one is the agent's policy from now on, until the next validation.
+        """
+        agent, settings = self.agent_to_use, self.settings
+        found = {
+            policy: validate(agent, self.config, self.val_scenes, policy)
+            for policy in policies_to_try(self.config.agent, settings)
+        }
+        best = max(found, key=lambda policy: sum(found[policy]))
+        agent.config = replace(agent.config, policy=best)
+        accuracy = found[best]
+        metrics = {f"val/accuracy@{n}": accuracy[n - 1] for n in budgets(settings.num_glimpses)}
+        if len(found) > 1:
+            metrics["val/actor_glimpses"] = float(best.partition(":")[2] or settings.num_glimpses)
+        return metrics | {"val/score": sum(accuracy) / len(accuracy)}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that changes while training."""
@@ -435,6 +451,7 @@ class AgentLearner(Learner):
             "values": self.values.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "meter": self.meter.state_dict(),
+            "policy": self.agent_to_use.config.policy,
         }
         return state if self.averaged is None else state | {"averaged": self.averaged.state_dict()}
 
@@ -446,6 +463,8 @@ class AgentLearner(Learner):
         self.meter.sums = {name: value.to(self.device) for name, value in state["meter"].items()}
         if self.averaged is not None:
             self.averaged.load_state_dict(averaged_state(state))
+        agent = self.agent_to_use
+        agent.config = replace(agent.config, policy=state.get("policy", agent.config.policy))
 
     def save(self, folder: Path) -> None:
         """Saves the agent for use."""

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stam.config import AgentConfig
 from stam.data import BatchLoader, EvaluationView, Scenes, Subset, batches
 from stam.data.randomness import random_order
 from stam.fast import prepare
@@ -24,6 +25,14 @@ def budgets(num_glimpses: int) -> list[int]:
 def validation_batch(training: TrainingConfig) -> int:
     """Returns how many scenes are looked at together."""
     return min(training.batch_size, 256)
+
+
+def policies_to_try(agent: AgentConfig, training: TrainingConfig) -> list[str]:
+    """Returns the policies that a validation compares: the agent's own, or several where it may choose."""
+    if not training.choose_policy or agent.policy != "learned":
+        return [agent.policy]
+    handovers = [count for count in (8, 1) if count < training.num_glimpses - 1]
+    return ["learned", *(f"learned:{count}" for count in handovers)]
 
 
 def validate(
