@@ -530,7 +530,7 @@ def test_own_images_are_fitted_and_explained(images, tmp_path, capsys, monkeypat
     """Without any setting: what is chosen is said before the start, and recorded."""
     speed = Speed(Cost(0, 0.2, 0.004), Cost(0, 0.1, 0.002), 0.0004)  # the same on every machine
     monkeypatch.setattr(fitting, "measure", lambda *given: speed)
-    fit_to = ["--init", "none", "--device", "cpu", "--num-glimpses", "3", "--minutes", "0.1", *AGENT]
+    fit_to = ["--init", "none", "--device", "cpu", "--num-glimpses", "3", "--minutes", "0.2", *AGENT]
     run(
         "train",
         images,
@@ -579,7 +579,7 @@ def test_own_images_with_a_teacher_of_another_kind(images, tmp_path, capsys, mon
     out = tmp_path / "run"
     run(
         *("train", images, "--out", out, "--init", "none", "--device", "cpu", "--num-glimpses", "3", *AGENT),
-        *("--minutes", "0.1", "--teacher-training.device", "cpu", "--teacher-training.model", "timm:toy"),
+        *("--minutes", "0.2", "--teacher-training.device", "cpu", "--teacher-training.model", "timm:toy"),
     )
     assert "timm:toy fine-tuned first" in capsys.readouterr().err
     config = RunFolder(out).config()

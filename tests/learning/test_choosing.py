@@ -236,7 +236,12 @@ def test_validations_are_as_slow_as_epochs(monkeypatch, images):
     fitted = fit_in(30.0 * num_images, monkeypatch, images, look=num_images / len(images.val))
     config = fitted.choice.config
     training = dataclasses.replace(
-        config.training, epochs=32, batch_size=num_images, epoch_share=1.0, validate_every=10
+        config.training,
+        epochs=32,
+        batch_size=num_images,
+        epoch_share=1.0,
+        validate_every=10,
+        choose_policy=False,
     )
     config = dataclasses.replace(config, training=training)
     # an epoch was expected to take as long as a validation; both take twice that
