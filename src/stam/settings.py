@@ -194,9 +194,9 @@ class TrainingConfig:
         seed: Seed of everything random.
         validate_every: Epochs between two validations.
         validation_images: Most scenes a validation looks at.
-        choose_policy: Whether a validation also tries how long the actor shall choose: always, or until 8 or
-            1 glimpses have been seen, after which the order centre-out takes over. What is most accurate
-            becomes the agent's policy. The paper's actor always chooses.
+        choose_policy: Whether the last validation also tries how long the actor shall choose: always, or
+            until 8 or 1 glimpses have been seen, after which the order centre-out takes over. What is most
+            accurate becomes the agent's policy. The paper's actor always chooses.
         save_minutes: Minutes between two saves within an epoch.
     """
 

@@ -246,6 +246,9 @@ def test_validations_are_as_slow_as_epochs(monkeypatch, images):
     config = dataclasses.replace(config, training=training)
     # an epoch was expected to take as long as a validation; both take twice that
     assert fitted.fit_to_time(config)(3, 2.0 * num_images) == 3 + 13
+    training = dataclasses.replace(training, choose_policy=True)
+    choosing = dataclasses.replace(config, training=training)
+    assert fitted.fit_to_time(choosing)(3, 2.0 * num_images) == 3 + 11, "two more policies at the end"
 
 
 def test_without_a_time_the_epochs_stay(monkeypatch, images):

@@ -268,7 +268,8 @@ def accuracies(monkeypatch, means: dict[str, float]) -> None:
 def test_a_validation_chooses_when_an_order_takes_over(tmp_path, monkeypatch):
     made = learner(num_glimpses=4, epochs=2, validate_every=1, choose_policy=True, ema_batches=3)
     accuracies(monkeypatch, {"learned": 0.4, "learned:1": 0.6})  # of 4 glimpses none is left after 8
-    metrics = made.end_epoch(0)
+    assert made.end_epoch(0)["val/score"] == pytest.approx(0.4), "not before the last validation"
+    metrics = made.end_epoch(1)
     assert (metrics["val/score"], metrics["val/actor_glimpses"]) == (pytest.approx(0.6), 1.0)
     made.save(tmp_path / "agent")
     images = torch.rand(3, 3, 32, 32)

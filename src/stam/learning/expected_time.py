@@ -121,7 +121,7 @@ def measure(
 def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int) -> ExpectedTime:
     """Returns how long a training takes at a measured speed."""
     training, how = config.training, config.teacher_training
-    looks = _validations(training.epochs, training.validate_every) * validation_looks(config, num_val)
+    looks = num_validations(config, training.epochs) * min(num_val, training.validation_images)
     num_batches = training_plan(num_train, config).num_batches()
     agent = speed.agent.of(num_batches, training.batch_size) + looks * speed.look
     if speed.teacher is None:
@@ -132,10 +132,10 @@ def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int)
     return ExpectedTime(learned + seen, agent)
 
 
-def validation_looks(config: RunConfig, num_val: int) -> int:
-    """Returns how many looks a validation takes."""
+def num_validations(config: RunConfig, epochs: int) -> int:
+    """Returns how often an agent is validated in so many epochs; the last time by several policies."""
     tried = policies_to_try(config.agent, config.training)
-    return len(tried) * min(num_val, config.training.validation_images)
+    return _validations(epochs, config.training.validate_every) + len(tried) - 1
 
 
 def _validations(epochs: int, every: int) -> int:

@@ -12,7 +12,7 @@ from stam.data import Scenes, Splits
 from stam.errors import StamError, WeightsError
 from stam.learning import distributed
 from stam.learning.choosing import MOST_EFFORT, Choice, choose
-from stam.learning.expected_time import ExpectedTime, Speed, expected_time, measure, validation_looks
+from stam.learning.expected_time import ExpectedTime, Speed, expected_time, measure, num_validations
 from stam.learning.experiment import open_data, with_classes, with_images_kept
 from stam.learning.finetuning import build_student
 from stam.learning.optimisation import choose_device
@@ -66,7 +66,7 @@ class Fit:
         if deadline is None:
             return None
         training = config.training
-        validation = validation_looks(config, len(self.splits.val)) * self.speed.look
+        validation = min(len(self.splits.val), training.validation_images) * self.speed.look
 
         num_batches = training_plan(len(self.splits.train), config).num_batches()
         an_epoch = self.speed.agent.of(num_batches, training.batch_size) / training.epochs
@@ -75,7 +75,7 @@ class Fit:
             left = deadline - time.monotonic()
 
             def needed(epochs: int) -> float:
-                validations = math.ceil(epochs / training.validate_every) - done // training.validate_every
+                validations = num_validations(config, epochs) - done // training.validate_every
                 return (epochs - done) * seconds + validations * validation * seconds / an_epoch
 
             possible = range(done + 1, self.most_epochs + 1)

@@ -423,19 +423,17 @@ class AgentLearner(Learner):
         means = self.meter.means()
         metrics |= {name if name == "reward" else f"loss/{name}": mean for name, mean in means.items()}
         if self.validates_after(epoch, settings.validate_every, settings.epochs):
-            metrics |= self._validate()
+            metrics |= self._validate(is_last=epoch + 1 == settings.epochs)
         return metrics
 
-    def _validate(self) -> dict[str, float]:
-        """Returns accuracies on validation scenes, by the best of the policies that may be chosen.
+    def _validate(self, is_last: bool) -> dict[str, float]:
+        """Returns accuracies on validation scenes, the last time by the best of several policies.
 
-        That one is the agent's policy from now on, until the next validation.
+        That one is the agent's policy from then on.
         """
         agent, settings = self.agent_to_use, self.settings
-        found = {
-            policy: validate(agent, self.config, self.val_scenes, policy)
-            for policy in policies_to_try(self.config.agent, settings)
-        }
+        policies = policies_to_try(self.config.agent, settings) if is_last else [agent.config.policy]
+        found = {policy: validate(agent, self.config, self.val_scenes, policy) for policy in policies}
         best = max(found, key=lambda policy: sum(found[policy]))
         agent.config = replace(agent.config, policy=best)
         accuracy = found[best]
