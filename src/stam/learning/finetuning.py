@@ -279,16 +279,8 @@ class TeacherLearner(Learner):
 class FittedTeacherLearner(TeacherLearner):
     """Fits the classifier to the features of all images it was shown; the features stay as they are."""
 
-    def __init__(
-        self,
-        config: TeacherConfig,
-        data: DataConfig,
-        agent: AgentConfig,
-        model: nn.Module,
-        record: dict[str, Any],
-        val_scenes: Scenes,
-    ) -> None:
-        super().__init__(config, data, agent, model, record, val_scenes)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         if distributed.world_size() > 1:
             raise ConfigError("fit_classifier is for one process: pass --no-fit-classifier, or start one")
         self._features: list[Tensor] = []
