@@ -196,13 +196,8 @@ def main() -> None:
     untaught = {place_of(trial, parsed.work): trial for trial in trials}
     jobs = [(teach, trial, *given) for place, trial in untaught.items() if not place.exists()]
     for trial, seconds in in_processes(jobs, min(len(jobs), parsed.processes)):
-        place = place_of(trial, parsed.work).name
-        print(
-            f"{place}: teacher {seconds!r}"
-            if isinstance(seconds, Exception)
-            else f"{place}: teacher in {seconds:.0f} s",
-            flush=True,
-        )
+        taken = repr(seconds) if isinstance(seconds, Exception) else f"in {seconds:.0f} s"
+        print(f"{place_of(trial, parsed.work).name}: teacher {taken}", flush=True)
     for trial, result in in_processes([(run_trial, trial, *given) for trial in trials], parsed.processes):
         if isinstance(result, Exception):
             print(f"{trial['name']}: {result!r}", flush=True)

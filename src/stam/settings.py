@@ -363,7 +363,12 @@ class TeacherConfig:
         require_choice("precision", self.precision, PRECISIONS)
         require(
             not self.fit_classifier or self.model == "deit",
-            f"fit_classifier needs a DeiT, not {self.model}: pass --no-fit-classifier",
+            f"fit_classifier needs a DeiT, not {self.model}: turn it off",
+        )
+        require(
+            not self.fit_classifier or self.base_lr == 0,
+            f"fit_classifier leaves the features as they are: set base_lr to 0, not {self.base_lr}, "
+            "or turn it off (no-fit-classifier)",
         )
         if self.model != "deit":
             known = self.model.startswith("timm:")

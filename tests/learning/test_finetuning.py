@@ -123,6 +123,8 @@ def test_a_linear_classifier_never_names_a_class_it_has_not_seen(present):
 def test_a_classifier_of_timm_is_not_fitted():
     with pytest.raises(ConfigError, match="fit_classifier needs a DeiT, not timm:resnet18"):
         TeacherConfig(model="timm:resnet18", fit_classifier=True)
+    with pytest.raises(ConfigError, match="leaves the features as they are: set base_lr to 0, not 0.0005"):
+        TeacherConfig(fit_classifier=True)  # a rate that was asked for is not dropped in silence
 
 
 def test_a_student_starts_from_an_agent_or_the_package(tmp_path):

@@ -129,15 +129,15 @@ def run(arguments: list[str]) -> None:
         else:
             agent = experiment.begin(config_of(parsed), out, recipe, loggers)
         if distributed.rank() == 0:
-            print(f"trained; the run is in {out}{_handover(agent)}", file=sys.stderr)
+            print(f"trained; the run is in {out}{_handover(agent, RunFolder(out).config())}", file=sys.stderr)
             next_command(f"stam evaluate {out}")
 
 
-def _handover(agent: Agent) -> str:
-    """Says when an order takes over from the actor, where one does."""
-    _, colon, count = agent.config.policy.partition(":")
-    if not colon:
+def _handover(agent: Agent, config: RunConfig) -> str:
+    """Says when an order takes over from the actor, where the last validation chose so."""
+    if agent.config.policy == config.agent.policy:
         return ""
+    count = agent.config.policy.partition(":")[2]
     until = "the first glimpse" if count == "1" else f"{count} glimpses"
     return f"; after {until} it looks in a fixed order, which was better on the validation images"
 

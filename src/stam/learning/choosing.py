@@ -61,8 +61,8 @@ _PACES = {
         drop_path=0.1,
         crops_from=0.2,
     ),
-    # all steps are learned from alike, and each image is shown four times as often; the actor learns from a
-    # batch once where the paper's learns T times
+    # all steps are learned from alike, and each image is shown four times as often; its actor
+    # learns from a batch three times where the other one does at every glimpse
     "causal": _Pace(
         epochs=240,
         updates=1500,

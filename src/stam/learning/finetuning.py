@@ -282,7 +282,7 @@ class FittedTeacherLearner(TeacherLearner):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         if distributed.world_size() > 1:
-            raise ConfigError("fit_classifier is for one process: pass --no-fit-classifier, or start one")
+            raise ConfigError("fit_classifier is for one process: turn it off, or start one")
         self._features: list[Tensor] = []
         self._labels: list[Tensor] = []
 
