@@ -260,23 +260,27 @@ class AgentLearner(Learner):
         learned from in as many parts as the settings say, with an update for each.
         """
         settings, whole = self.settings, self.settings.num_glimpses
-        episodes = [(first_location, whole)]
-        for _ in range(settings.short_episodes):
-            other = random_locations(self.agent.grid, len(images), self.device, self.random)
-            episodes.insert(0, (other, self.num_short_glimpses))
+        episodes = [(1, first_location, whole)]
+        if settings.short_episodes > 0:
+            count = settings.short_episodes
+            other = random_locations(self.agent.grid, count * len(images), self.device, self.random)
+            episodes.insert(0, (count, other, self.num_short_glimpses))
         paths = []
         # two contexts: autocast keeps weights that were rounded without gradient
         with self._half_precision(), evaluating(self.agent if self.learns_gains else self.agent.core):
-            for first, count in episodes:
-                paths.append(one_pass.explore(self.looker, images, first, policy, self.random, count, whole))
+            for copies, first, count in episodes:
+                scenes = images.repeat_interleave(copies, 0) if copies > 1 else images
+                path = one_pass.explore(self.looker, scenes, first, policy, self.random, count, whole)
+                paths.append((copies, path))
                 self.on_progress(len(paths) / (3 * len(episodes)))  # the gradient takes the other thirds
-            gains = self._try_locations(images, labels, taught, paths[-1]) if self.learns_gains else None
+            gains = self._try_locations(images, labels, taught, path) if self.learns_gains else None
         logged = []
         for rows in parts_of(len(images), settings.updates_per_batch):
             batch = images[rows], labels[rows], taught.part(rows)
             tried = None if gains is None else gains.part(rows)
             with self._half_precision():
-                total, parts = self._path_losses(policy, *batch, [path.part(rows) for path in paths], tried)
+                part = [(n, path.part(slice(n * rows.start, n * rows.stop))) for n, path in paths]
+                total, parts = self._path_losses(policy, *batch, part, tried)
             self._update(total)
             logged.append({name: part.detach().mean() for name, part in parts.items()})
         return logged
@@ -287,18 +291,28 @@ class AgentLearner(Learner):
         images: Tensor,
         labels: Tensor,
         taught: TeacherOutput,
-        paths: Sequence[one_pass.Path],
+        paths: Sequence[tuple[int, one_pass.Path]],
         gains: Gains | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss of some episodes, and its parts after each step of the last of them."""
+        """Returns the loss of some episodes, and its parts after each step of the last of them.
+
+        Each path holds so many episodes of every image, one image after the other.
+        """
         totals, parts, beliefs = [], {}, []
-        for path in paths:
-            drop_masks = self.looker.sample_drop_path(len(images), self.random)
-            retraced = one_pass.retrace(self.looker, images, path, policy, drop_masks)
-            parts = one_pass.path_losses(self.objective, self.looker, retraced, labels, taught, self.values)
-            totals.append(self.objective.total({name: part.sum() for name, part in parts.items()}))
+        for copies, path in paths:
+            batch = images, labels, taught
+            if copies > 1:
+                batch = (
+                    images.repeat_interleave(copies, 0),
+                    labels.repeat_interleave(copies, 0),
+                    taught.repeated(copies),
+                )
+            drop_masks = self.looker.sample_drop_path(len(batch[0]), self.random)
+            retraced = one_pass.retrace(self.looker, batch[0], path, policy, drop_masks)
+            parts = one_pass.path_losses(self.objective, self.looker, retraced, *batch[1:], self.values)
+            totals.append(copies * self.objective.total({name: part.sum() for name, part in parts.items()}))
             beliefs = retraced.beliefs
-        total = torch.stack(totals).sum() / sum(path.num_steps for path in paths)
+        total = torch.stack(totals).sum() / sum(copies * path.num_steps for copies, path in paths)
         if gains is not None:
             learned = self._gain_losses(gains, beliefs, labels, taught)
             total, parts = total + sum(learned.values()), parts | learned

@@ -28,6 +28,11 @@ class TeacherOutput:
         """Returns what it says of some images."""
         return TeacherOutput(self.log_q[rows], None if self.features is None else self.features[rows])
 
+    def repeated(self, times: int) -> "TeacherOutput":
+        """Returns what it says of each image so many times, one image after the other."""
+        features = None if self.features is None else self.features.repeat_interleave(times, 0)
+        return TeacherOutput(self.log_q.repeat_interleave(times, 0), features)
+
 
 class Teacher(nn.Module):
     """Predicts q(y|X) from a whole image, always in evaluation mode and without gradient.
