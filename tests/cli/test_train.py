@@ -528,7 +528,7 @@ def test_metrics_go_to_tensorboard_when_asked(images, tmp_path):
 
 def test_own_images_are_fitted_and_explained(images, tmp_path, capsys, monkeypatch):
     """Without any setting: what is chosen is said before the start, and recorded."""
-    speed = Speed(Cost(0, 0.2, 0.004), Cost(0, 0.1, 0.002), 0.0004)  # the same on every machine
+    speed = Speed(Cost(0, 0.2, 0.004), Cost(0, 0.1, 0.002), 0.0004, glimpses=12)  # the same on every machine
     monkeypatch.setattr(fitting, "measure", lambda *given: speed)
     fit_to = ["--init", "none", "--device", "cpu", "--num-glimpses", "3", "--minutes", "0.2", *AGENT]
     run(

@@ -23,7 +23,7 @@ from stam.learning.fitting import fit
 from stam.learning.loop import Plan
 from stam.learning.recipes import get_recipe
 from stam.learning.survey import Survey, _accuracy, look_at
-from stam.learning.training import plan
+from stam.learning.training import glimpses_of_batch, plan
 from stam.settings import AugmentConfig, DataConfig, RunConfig
 from stam.weights import save_agent
 
@@ -99,8 +99,36 @@ def test_a_little_more_effort_is_a_little_more_training(num_images):
     base = dataclasses.replace(base, agent=dataclasses.replace(base.agent, core="causal"))
     efforts = [0.02 * 1.05**step for step in range(100)]
     configs = [choose(base, survey(num_images), effort).config for effort in efforts]
-    shown = [plan(num_images, config).num_batches() * config.training.batch_size for config in configs]
+    shown = [
+        plan(num_images, config).num_batches()
+        * config.training.batch_size
+        * glimpses_of_batch(config.training, "causal")
+        for config in configs
+    ]
     assert all(0.95 < later / earlier < 1.12 for earlier, later in pairwise(shown))
+
+
+def test_a_causal_core_learns_slower_and_from_short_episodes_where_there_is_time():
+    base = get_recipe("tiny")
+    base = dataclasses.replace(base, agent=dataclasses.replace(base.agent, core="causal"))
+    whole, hasty = (choose(base, survey(8000), effort).config.training for effort in (1.0, 0.1))
+    assert (whole.short_episodes, hasty.short_episodes) == (base.training.short_episodes, 0)
+    assert whole.learning_rate(whole.base_lr, 0) < hasty.learning_rate(hasty.base_lr, 0)
+
+
+@pytest.mark.parametrize("core", ["reencoding", "causal"])
+def test_shorter_episodes_are_expected_to_take_less(core):
+    base = get_recipe("tiny")
+    base = dataclasses.replace(base, agent=dataclasses.replace(base.agent, core=core))
+    config = choose(base, survey(8000)).config
+    timed = glimpses_of_batch(config.training, core)
+    speed = Speed(Cost(5.0, 0.1, 0.01), None, 0.0, timed)
+    without = dataclasses.replace(
+        config, training=dataclasses.replace(config.training, short_episodes=0, num_glimpses=12)
+    )
+    long, short = (expected_time(each, speed, 8000, 0).agent - 5.0 for each in (config, without))
+    assert timed == {"causal": 21 + 3 * 4, "reencoding": 231 + 3 * 10}[core]
+    assert short / long == pytest.approx({"causal": 12, "reencoding": 78}[core] / timed)
 
 
 def test_flips_and_rates_follow_from_the_survey():
@@ -156,7 +184,8 @@ def test_a_survey_sees_which_way_is_up(small, tmp_path):
 
 
 def test_the_time_is_used(small, monkeypatch):
-    speed = Speed(Cost(1.0, 0.01, 0.001), Cost(0.5, 0.0, 0.0005), 0.001)
+    glimpses = glimpses_of_batch(choose(small, survey(20)).config.training, small.agent.core)
+    speed = Speed(Cost(1.0, 0.01, 0.001), Cost(0.5, 0.0, 0.0005), 0.001, glimpses)
     monkeypatch.setattr(fitting, "measure", lambda *_: speed)
     monkeypatch.setattr(fitting, "time", SimpleNamespace(monotonic=lambda: 0.0))  # looking takes no time
     for minutes in (0.2, 0.5):
@@ -166,7 +195,7 @@ def test_the_time_is_used(small, monkeypatch):
     assert "takes less" in fit(small, 600).note
     with pytest.raises(StamError, match=r"too short: .* give it --minutes \d+ or more"):
         fit(small, 0.001)
-    slow = Speed(Cost(0.0, 0.0, 10.0), Cost(0.0, 0.0, 0.01), 0.001)
+    slow = Speed(Cost(0.0, 0.0, 10.0), Cost(0.0, 0.0, 0.01), 0.001, glimpses)
     monkeypatch.setattr(fitting, "measure", lambda *_: slow)
     assert not fit(small, 500).note
     note = fit(small, 3).note
@@ -203,7 +232,8 @@ def test_the_speed_is_measured(small):
 
 def test_a_given_teacher_costs_nothing(small):
     config = choose(small, survey(20)).config
-    time = expected_time(config, Speed(Cost(0, 0.1, 0.01), None, 0.0), 20, 2)
+    glimpses = glimpses_of_batch(config.training, config.agent.core)
+    time = expected_time(config, Speed(Cost(0, 0.1, 0.01), None, 0.0, glimpses), 20, 2)
     assert time.teacher == 0
     batches = plan(20, config).num_batches()
     assert time.agent == pytest.approx(batches * (0.1 + 0.01 * config.training.batch_size))
@@ -212,8 +242,9 @@ def test_a_given_teacher_costs_nothing(small):
 def fit_in(seconds: float, monkeypatch, images, look: float = 0.0) -> fitting.Fit:
     """A fit with so many seconds left, at a second an image; looking at a validation image takes `look`."""
     monkeypatch.setattr(fitting.time, "monotonic", lambda: 1000.0)
-    speed = Speed(Cost(0.0, 0.0, 1.0), None, look)
     choice = choose(get_recipe("tiny"), survey(len(images.train)))
+    glimpses = glimpses_of_batch(choice.config.training, "reencoding")
+    speed = Speed(Cost(0.0, 0.0, 1.0), None, look, glimpses)
     return fitting.Fit(choice, speed, images, "", 1000.0 + seconds, most_epochs=100)
 
 
@@ -276,7 +307,7 @@ def test_in_little_time_only_the_teachers_classifier_learns():
     how = short.teacher_training
     assert how.fit_classifier and how.base_lr == 0 and not usual.teacher_training.fit_classifier
     # every image is seen once: that takes a third of the time of learning from it
-    speed = Speed(Cost(0.0, 0.0, 1.0), Cost(0.0, 0.0, 1.0), 0.0)
+    speed = Speed(Cost(0.0, 0.0, 1.0), Cost(0.0, 0.0, 1.0), 0.0, glimpses=21)
     assert expected_time(short, speed, 8000, 0).teacher == pytest.approx(8000 / 3, rel=0.01)
     hurried = choose(get_recipe("tiny"), images, 0.01, 0.01)
     assert hurried.config.teacher_training.epochs == 1

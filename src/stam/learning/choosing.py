@@ -13,7 +13,9 @@ from stam.learning import distributed
 from stam.learning.expected_time import FORWARD_SHARE
 from stam.learning.loop import Plan
 from stam.learning.survey import Survey
+from stam.learning.training import glimpses_of_batch
 from stam.settings import RunConfig
+from stam.weights.locate import NOTHING
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,12 @@ class _Pace:
         updates: Least number of updates, or with the paper's core of batches; they are made smaller for it.
         largest_update: Images of an update at most.
         updates_per_batch: Updates of a batch, unless they are small.
-        rate: Learning rate at batch 600 where the images are unlike those the core was trained on.
-        low_rate: The same where its features tell the classes apart as they are.
+        rates: Learning rate at batch 600 where the images are unlike those the core was trained on, and where
+            its features tell the classes apart as they are.
+        hasty_rates: The same in little time.
+        gentle_rates: The same at any batch, where each image is shown more often than it should be.
         actor_rate: Learning rate of the actor at batch 600.
         critic_rate: The same of the critic.
-        short_episodes: Whether a batch has short episodes beside the whole one.
         drop_path: Drop-path rate where each image is shown as often as it should be.
         crops_from: Smallest crop there, as a share of the image.
     """
@@ -38,11 +41,11 @@ class _Pace:
     updates: int
     largest_update: int
     updates_per_batch: int
-    rate: float
-    low_rate: float
+    rates: tuple[float, float]
+    hasty_rates: tuple[float, float]
+    gentle_rates: tuple[float, float]
     actor_rate: float
     critic_rate: float
-    short_episodes: bool
     drop_path: float
     crops_from: float
 
@@ -53,11 +56,11 @@ _PACES = {
         updates=180,
         largest_update=600,
         updates_per_batch=1,
-        rate=7e-5,
-        low_rate=2e-5,
+        rates=(7e-5, 2e-5),
+        hasty_rates=(7e-5, 2e-5),
+        gentle_rates=(4e-5, 2.5e-5),
         actor_rate=4e-4,
         critic_rate=1e-3,
-        short_episodes=True,
         drop_path=0.1,
         crops_from=0.2,
     ),
@@ -68,11 +71,11 @@ _PACES = {
         updates=1500,
         largest_update=200,
         updates_per_batch=3,
-        rate=4e-4,
-        low_rate=2e-4,
+        rates=(2e-4, 1.5e-4),
+        hasty_rates=(4e-4, 2e-4),
+        gentle_rates=(2e-4, 1.5e-4),
         actor_rate=8.7e-3,
         critic_rate=1.7e-3,
-        short_episodes=False,
         drop_path=0.2,
         crops_from=0.15,
     ),
@@ -85,7 +88,7 @@ _OFTEN = 1.2  # times the usual number of epochs, from where on images are learn
 _SMALLEST_BATCH = 32  # smaller ones take longer for each image
 _RATED_BATCH = 600  # images of the batch that learning rates are given for
 _TEACHER_EPOCHS, _TEACHER_UPDATES, _TEACHER_BATCH = 20, 500, 256
-_TEACHER_RATE, _LOW_TEACHER_RATE = 5e-4, 4e-5  # at that batch; the low one where the classes are known well
+_TEACHER_RATES = 5e-4, 4e-5  # at that batch, as those of a pace
 _PROBE_RATE = 1e-2  # of a classifier whose features stay
 _MOST_FITTED = 20_000  # images that a linear classifier is fitted to
 _LEAST_PASSES = 1.5  # over the images; in less time features do not become better than they were
@@ -119,16 +122,23 @@ def choose(
     Args:
         config: The recipe; what is not chosen here stays as it says.
         survey: What the images are like.
-        effort: How much is trained: 1 as long as it pays, less where time is short, up to `MOST_EFFORT`.
+        effort: Time of the training: 1 as long as it pays, less where time is short, up to `MOST_EFFORT`.
         teacher_effort: The same for the teacher, at most 1.
         feature_weight: Weight of following the teacher's features, 0 where that has none of this width.
     """
-    batch, updates, epochs, share = _amount(survey.num_images, config.agent.core, effort)
-    num_batches = Plan(survey.num_images, epochs, batch, share, seed=0).num_batches()
-    rate, why_rate = _rate(config, survey, batch // updates)
     pace, whole = _PACES[config.agent.core], effort > 0.5
+    shown_share = effort if whole else effort * _cost_of_short_episodes(config)
+    batch, updates, epochs, share = _amount(survey.num_images, config.agent.core, shown_share)
+    num_batches = Plan(survey.num_images, epochs, batch, share, seed=0).num_batches()
     often = effort * episodes(survey.num_images, config.agent.core) / survey.num_images > _OFTEN * pace.epochs
-    base_lr, scale = rate / (1.7 if often else 1), _scale(batch // updates)
+    scale = _scale(batch // updates)
+    known, why_rate = _known(survey), _why_rate(config, survey)
+    if config.init == NOTHING:
+        base_lr = _FROM_NOTHING * scale
+    elif often:
+        base_lr = _between(pace.gentle_rates, known)
+    else:
+        base_lr = _between(pace.rates if whole else pace.hasty_rates, known) * scale
     training = dataclasses.replace(
         config.training,
         epochs=epochs,
@@ -143,7 +153,7 @@ def choose(
         feature_weight=feature_weight,
         validate_every=max(1, math.ceil(epochs / (8 if whole else 2))),
         validation_images=config.training.validation_images if whole else 200,
-        short_episodes=config.training.short_episodes if whole and pace.short_episodes else 0,
+        short_episodes=config.training.short_episodes if whole else 0,
     )
     flips = 0.5 if survey.has_no_up else 0.0
     crops_from = 0.1 if often else (pace.crops_from if whole else 0.2)
@@ -187,9 +197,21 @@ def teacher_images(num_images: int) -> int:
     return round(num_images * min(3 * _TEACHER_EPOCHS, _TEACHER_EPOCHS * math.sqrt(_FULL_SIZE / num_images)))
 
 
-def _amount(num_images: int, core: str, effort: float) -> tuple[int, int, int, float]:
-    """Returns batch, updates of a batch, epochs, and the share of the images an epoch shows."""
-    total, pace = episodes(num_images, core) * effort, _PACES[core]
+def _cost_of_short_episodes(config: RunConfig) -> float:
+    """Returns the cost of a batch with short episodes, relative to one without them."""
+    core, without = config.agent.core, dataclasses.replace(config.training, short_episodes=0)
+    return glimpses_of_batch(config.training, core) / glimpses_of_batch(without, core)
+
+
+def _amount(num_images: int, core: str, times: float) -> tuple[int, int, int, float]:
+    """Returns batch, updates of a batch, epochs, and the share of the images an epoch shows.
+
+    Args:
+        num_images: Images of the training part.
+        core: Kind of core.
+        times: Times that the best number of episodes is shown.
+    """
+    total, pace = episodes(num_images, core) * times, _PACES[core]
     wanted = max(_SMALLEST_BATCH, total / pace.updates)
     update = _round_down(min(pace.largest_update, wanted, num_images / 2))
     # a GPU looks through a few hundred images in little more time than through one; a CPU has small updates
@@ -214,7 +236,7 @@ def _epochs_and_share(total: float, num_images: int, batch: int, least_epochs: i
 def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str, Any], str]:
     num_images, known = survey.num_images, _known(survey)
     total = teacher_images(num_images) * min(effort, 1.0)
-    is_short = total < _LEAST_PASSES * num_images and config.init != "none"
+    is_short = total < _LEAST_PASSES * num_images and config.init != NOTHING
     if is_short:
         total /= FORWARD_SHARE  # so many more images can be shown in the same time
     named = "a DeiT" if config.teacher_training.model == "deit" else config.teacher_training.model
@@ -227,8 +249,8 @@ def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str
         "epochs": epochs,
         "epoch_share": share,
         "batch_size": batch,
-        "base_lr": scale * _TEACHER_RATE ** (1 - known) * _LOW_TEACHER_RATE**known,
-        "head_lr": scale * _TEACHER_RATE,
+        "base_lr": scale * _between(_TEACHER_RATES, known),
+        "head_lr": scale * _TEACHER_RATES[0],
         "warmup_epochs": 1,
         "validate_every": max(1, math.ceil(epochs / 4)),
     }
@@ -267,18 +289,15 @@ def _round_down(batch: float) -> int:
     return max(unit, int(batch) // unit * unit)
 
 
-def _rate(config: RunConfig, survey: Survey, batch: int) -> tuple[float, str]:
-    """Returns the learning rate at batch 512, which is what settings say, and why."""
-    pace = _PACES[config.agent.core]
-    known = _known(survey)
-    if survey.separable is None:
-        why = "the core starts from nothing" if config.init == "none" else "too many classes to tell more"
-    else:
-        why = f"the features it starts with tell the classes apart in {100 * survey.separable:.0f}% of cases"
-    rate = pace.rate ** (1 - known) * pace.low_rate**known
-    if config.init == "none":
-        rate = _FROM_NOTHING
-    return rate * _scale(batch), why
+def _why_rate(config: RunConfig, survey: Survey) -> str:
+    if survey.separable is not None:
+        return f"the features it starts with tell the classes apart in {100 * survey.separable:.0f}% of cases"
+    return "the core starts from nothing" if config.init == NOTHING else "too many classes to tell more"
+
+
+def _between(rates: tuple[float, float], known: float) -> float:
+    """Returns a learning rate for features that tell the classes apart so well, from 0 to 1."""
+    return rates[0] ** (1 - known) * rates[1] ** known
 
 
 def _scale(batch: int) -> float:

@@ -20,7 +20,7 @@ from stam.learning.finetuning import plan as teacher_plan
 from stam.learning.loop import Place, num_workers
 from stam.learning.optimisation import autocast, choose_device
 from stam.learning.timing import seconds
-from stam.learning.training import AgentLearner
+from stam.learning.training import AgentLearner, glimpses_of_batch
 from stam.learning.training import plan as training_plan
 from stam.learning.validation import policies_to_try, validation_batch
 from stam.model.agent import Agent, evaluating
@@ -62,11 +62,19 @@ class Speed:
         agent: Training the agent.
         teacher: Fine-tuning its teacher; `None` where one is given.
         look: Seconds of looking at a validation image.
+        glimpses: How many glimpses each batch learned from when the agent was timed (`glimpses_of_batch`).
     """
 
     agent: Cost
     teacher: Cost | None
     look: float
+    glimpses: int
+
+    def of_agent(self, config: RunConfig, num_train: int) -> float:
+        """Returns the seconds of all batches of a training, which may have other episodes than were timed."""
+        share = glimpses_of_batch(config.training, config.agent.core) / self.glimpses
+        cost = Cost(self.agent.first, share * self.agent.batch, share * self.agent.image)
+        return cost.of(training_plan(num_train, config).num_batches(), config.training.batch_size)
 
 
 @dataclass(frozen=True)
@@ -115,15 +123,14 @@ def measure(
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return Speed(cost, cost_of_teacher, look)
+    return Speed(cost, cost_of_teacher, look, glimpses_of_batch(config.training, config.agent.core))
 
 
 def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int) -> ExpectedTime:
     """Returns how long a training takes at a measured speed."""
     training, how = config.training, config.teacher_training
     looks = num_validations(config, training.epochs) * min(num_val, training.validation_images)
-    num_batches = training_plan(num_train, config).num_batches()
-    agent = speed.agent.of(num_batches, training.batch_size) + looks * speed.look
+    agent = speed.of_agent(config, num_train) + looks * speed.look
     if speed.teacher is None:
         return ExpectedTime(0.0, agent)
     num_batches = teacher_plan(num_train, how).num_batches()

@@ -18,7 +18,6 @@ from stam.learning.finetuning import build_student
 from stam.learning.optimisation import choose_device
 from stam.learning.survey import Survey, look_at
 from stam.learning.training import FitToTime
-from stam.learning.training import plan as training_plan
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.settings import RunConfig
@@ -68,8 +67,7 @@ class Fit:
         training = config.training
         validation = min(len(self.splits.val), training.validation_images) * self.speed.look
 
-        num_batches = training_plan(len(self.splits.train), config).num_batches()
-        an_epoch = self.speed.agent.of(num_batches, training.batch_size) / training.epochs
+        an_epoch = self.speed.of_agent(config, len(self.splits.train)) / training.epochs
 
         def fitting_epochs(done: int, seconds: float) -> int:
             left = deadline - time.monotonic()

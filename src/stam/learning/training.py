@@ -55,7 +55,7 @@ from stam.model.core import OnePassCore
 from stam.model.episode import rollout, sense_images
 from stam.model.policy import GreedyPolicy, Policy, SampledPolicy, random_locations
 from stam.model.teacher import Teacher, TeacherOutput, require_features
-from stam.settings import RunConfig
+from stam.settings import RunConfig, TrainingConfig
 from stam.weights import save_agent
 
 _TIMED_EPOCHS = 3
@@ -135,6 +135,15 @@ def plan(num_scenes: int, config: RunConfig, run_length: int = 1) -> Plan:
     updates_a_batch = 1 if config.agent.core == "causal" else training.num_glimpses
     share = training.epoch_share or 1 / updates_a_batch
     return Plan(num_scenes, training.epochs, training.batch_size, share, training.seed, run_length)
+
+
+def glimpses_of_batch(training: TrainingConfig, core: str) -> int:
+    """Returns how many glimpses of each image a batch learns from, each time it is encoded: what it costs."""
+    short = min(training.short_episode_glimpses, training.num_glimpses)
+    lengths = *[short] * training.short_episodes, training.num_glimpses
+    if core == "causal":
+        return sum(lengths)
+    return sum(length * (length + 1) // 2 for length in lengths)
 
 
 def parts_of(num_images: int, count: int) -> list[slice]:
@@ -362,7 +371,7 @@ class AgentLearner(Learner):
                 losses = self.objective.losses(self.looker, step, labels, taught, self.values)
             self._update(losses.total)
             self.glimpses_read += len(parts) + 1
-            self.on_progress(self.glimpses_read / self.glimpses_a_batch)
+            self.on_progress(self.glimpses_read / glimpses_of_batch(self.settings, self.config.agent.core))
             parts.append({name: part.detach() for name, part in losses.parts.items()})
         return parts
 
@@ -370,12 +379,6 @@ class AgentLearner(Learner):
     def num_short_glimpses(self) -> int:
         """Glimpses of a short episode that are learned from."""
         return min(self.settings.short_episode_glimpses, self.settings.num_glimpses)
-
-    @property
-    def glimpses_a_batch(self) -> int:
-        """What `glimpses_read` is after a batch with an update at each glimpse."""
-        lengths = *[self.num_short_glimpses] * self.settings.short_episodes, self.settings.num_glimpses
-        return sum(length * (length + 1) // 2 for length in lengths)
 
     def _update(self, loss: Tensor) -> None:
         self.optimiser.zero_grad(set_to_none=True)
