@@ -236,9 +236,10 @@ def _fold(actor: Actor) -> tuple[Tensor, ...]:
 
 def _rate(folded: tuple[Tensor, ...], state: Tensor, candidates: Tensor) -> Float[Tensor, "batch candidates"]:
     """Returns the logits of an actor that is not trained."""
+    from stam.fast.kernels.location_sums import sum_relu
+
     weight, bias, of_location, *hidden, final, final_bias = folded
-    of_state = F.linear(state.to(weight.dtype), weight, bias)
-    rows = (of_state[:, None] + F.embedding(candidates, of_location)).relu_().flatten(0, 1)
+    rows = sum_relu(F.linear(state.to(weight.dtype), weight, bias), of_location, candidates)
     for weight, bias in zip(hidden[::2], hidden[1::2], strict=True):
         rows = torch._addmm_activation(bias, rows, weight.t())  # with ReLU
     return F.linear(rows, final, final_bias).view(candidates.shape)

@@ -103,7 +103,7 @@ class FusedCausalCore:
         else:
             rows, lengths = memory.rows.with_room(memory.count, new), memory.lengths
         if rows.table is None:
-            rows.table = token_table(core)
+            rows.table = self.token_table()
         features = self.step(patches, positions, rows.values, owners, lengths, table=rows.table)
         rows.count += new
         return FusedCausalMemory(rows, rows.count, lengths + new, features)
@@ -113,6 +113,10 @@ class FusedCausalCore:
         core, half = self._core, torch.get_autocast_dtype("cuda")
         shape = len(core.blocks), places, room, 2 * core.pos_embed.shape[2]
         return _Rows(torch.empty(shape, dtype=half, device=device), 0)
+
+    def token_table(self) -> Float[Tensor, "rows width"]:
+        """Returns what tokens start from: the read-out tokens, then what is added at each position."""
+        return token_table(self._core)
 
     def step(
         self,
@@ -133,7 +137,7 @@ class FusedCausalCore:
             owners: At which place those of each sample lie.
             lengths: How many patches of each sample come before.
             grows: Whether to keep those of the new patches too.
-            table: The core's `token_table`, where it has been made.
+            table: What `token_table` returns, where it has been made.
         """
         from stam.fast.kernels.cached_attention import Kept, linear_cached_attention
 

@@ -23,7 +23,7 @@ from stam.fast.cuda_graph import GraphedFunction
 from stam.fast.cuda_policy import fuse_policy
 from stam.model.agent import Looker
 from stam.model.belief import Belief, is_confident
-from stam.model.policy import Policy
+from stam.model.policy import Policy, Seen
 from stam.shapes import Float, Int
 
 
@@ -93,6 +93,7 @@ class ExitPool:
         self._told = torch.zeros(num_glimpses, 1, dtype=torch.long, pin_memory=device.type == "cuda")
         self._events = [torch.cuda.Event() for _ in range(num_glimpses)] if device.type == "cuda" else []
         self._rows: Tensor | None = None
+        self._table: Tensor | None = None  # kept in place, since CUDA graphs read it
         if isinstance(agent.core, FusedCausalCore):
             room = num_glimpses * agent.positions.shape[1]
             self._rows = agent.core.no_rows(places, room, device).values.zero_()
@@ -114,7 +115,15 @@ class ExitPool:
                 stack.enter_context(self._weights.in_use())
             if isinstance(self.agent.actor, FusedActor) and kernels.usable(self._images):
                 stack.enter_context(self.agent.actor.folded())
+            if self._rows is not None:
+                self._make_table()
             return self._look(images, first_location, threshold)
+
+    def _make_table(self) -> None:
+        """Makes what tokens start from, of the weights as they are now."""
+        assert isinstance(self.agent.core, FusedCausalCore)
+        fresh = self.agent.core.token_table()
+        self._table = fresh if self._table is None else self._table.copy_(fresh)
 
     def _look(self, images: Tensor, first_location: Tensor, threshold: float) -> PoolExits:
         size, device = len(images), images.device
@@ -181,35 +190,60 @@ class ExitPool:
         return int(self._told[count])
 
     def _step(self, count: int, samples: Int[Tensor, " batch"]) -> None:
-        """Encodes the latest glimpse of some scenes, and picks the next location."""
-        agent, seen_at = self.agent, self._locations[samples, :count]
-        belief = self._believe(count, samples, seen_at)
+        """Encodes the latest glimpse of some scenes, notes what is believed, and picks the next location."""
+        belief = self._believe(count, samples)
+        seen = self._note(count, samples, belief)
+        if count < self.num_glimpses:
+            decision = self.policy.at(count).decide(belief.state, seen, None, num_seen=count)
+            self._locations[samples, count] = decision.location
+
+    def _believe(self, count: int, samples: Int[Tensor, " batch"]) -> Belief:
+        agent, core = self.agent, self.agent.core
+        if self._rows is None:  # a core that keeps patches takes in all at once
+            return agent.believe(core.remember(None, *self._patches(samples, slice(0, count))))
+        assert isinstance(core, FusedCausalCore)
+        patches, positions = self._patches(samples, slice(count - 1, count))
+        owners = samples.int()
+        before = torch.full_like(owners, (count - 1) * positions.shape[1])
+        features = core.step(patches, positions, self._rows, owners, before, table=self._table)
+        return Belief(features.flatten(1), *core.classify(features))
+
+    def _patches(self, samples: Int[Tensor, " batch"], glimpses: slice) -> tuple[Tensor, Tensor]:
+        """Returns the patches of some glimpses of some scenes, and where they lie."""
+        grid, positions = self.agent.grid, self.agent.positions
+        if kernels.usable(self._images):
+            from stam.fast.kernels.exits import cut_patches
+
+            return cut_patches(grid, self._images, samples, self._locations, positions, glimpses)
+        locations = self._locations[samples, glimpses]
+        return grid.patches(grid.cut(self._images, locations, samples)), positions[locations].flatten(1)
+
+    def _note(self, count: int, samples: Int[Tensor, " batch"], belief: Belief) -> Seen:
+        """Notes what is believed of some scenes, and who is done; returns the locations each has seen."""
+        num_locations = self.agent.grid.num_locations
+        if kernels.usable(self._images):
+            from stam.fast.kernels.exits import note
+
+            logits, notes = (
+                (belief.class_logits, belief.distill_logits),
+                (self._probabilities, self._counts, self._is_done),
+            )
+            return note(
+                logits,
+                samples,
+                self._locations,
+                self._threshold,
+                self.temperature,
+                count,
+                num_locations,
+                *notes,
+            )
         probabilities = belief.probabilities(self.temperature)
         self._probabilities[samples] = probabilities
         self._counts.index_fill_(0, samples, count)
-        if count == self.num_glimpses:
-            return
         self._is_done[samples] = is_confident(probabilities, self._threshold)
-        seen = torch.zeros(len(samples), agent.grid.num_locations, dtype=torch.bool, device=samples.device)
-        seen = seen.scatter_(1, seen_at, True)
-        decision = self.policy.at(count).decide(belief.state, seen, None, num_seen=count)
-        self._locations[samples, count] = decision.location
-
-    def _believe(self, count: int, samples: Tensor, seen_at: Int[Tensor, "batch glimpses"]) -> Belief:
-        agent, core = self.agent, self.agent.core
-        if self._rows is None:  # a core that keeps patches takes in all at once
-            patches = agent.grid.patches(agent.grid.cut(self._images, seen_at, samples))
-            return agent.believe(core.remember(None, patches, agent.positions[seen_at].flatten(1)))
-        assert isinstance(core, FusedCausalCore)
-        latest = seen_at[:, -1:]
-        patches, positions = (
-            agent.grid.patches(agent.grid.cut(self._images, latest, samples)),
-            agent.positions[latest].flatten(1),
-        )
-        owners = samples.int()
-        before = torch.full_like(owners, (count - 1) * positions.shape[1])
-        features = core.step(patches, positions, self._rows, owners, before)
-        return Belief(features.flatten(1), *core.classify(features))
+        seen = torch.zeros(len(samples), num_locations, dtype=torch.bool, device=samples.device)
+        return seen.scatter_(1, self._locations[samples, :count], True)
 
 
 def next_size(count: int) -> int:

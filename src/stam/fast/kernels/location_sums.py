@@ -221,3 +221,42 @@ def share_gradient(
         num_warps=SHARE["warps"],
     )  # fmt: skip
     return dof_sample, add_up(parts, of_location.dtype)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _sum_relu(
+    of_sample,
+    of_location,
+    chosen,
+    result,
+    count,
+    width: tl.constexpr,
+    tile: tl.constexpr,
+    block: tl.constexpr,
+):
+    sample, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * tile + tl.arange(0, tile)
+    column = tl.program_id(2) * block + tl.arange(0, block)
+    real = place < count
+    inside = real[:, None] & (column[None, :] < width)
+    location = tl.load(chosen + sample * count + place, mask=real, other=0)
+    values = tl.load(of_location + location[:, None] * width + column[None, :], mask=inside, other=0.0)
+    values = (
+        values.to(tl.float32) + of_column(of_sample + sample * width, column, width).to(tl.float32)[None, :]
+    )
+    goal = result + (sample * count + place)[:, None] * width + column[None, :]
+    tl.store(goal, tl.maximum(values, 0.0).to(result.dtype.element_ty), mask=inside)
+
+
+def sum_relu(of_sample: Tensor, of_location: Tensor, chosen: Tensor) -> Tensor:
+    """Returns the ReLU of each sum of a sample's row and a chosen location's, (B K, width).
+
+    Args:
+        of_sample: (B, width).
+        of_location: (locations, width).
+        chosen: (B, K).
+    """
+    (batch, count), width = chosen.shape, of_sample.shape[1]
+    result = of_sample.new_empty(batch * count, width)
+    grid = (batch, triton.cdiv(count, _TILE), triton.cdiv(width, 2 * _BLOCK))
+    _sum_relu[grid](of_sample, of_location, chosen, result, count, width, _TILE, 2 * _BLOCK, num_warps=4)
+    return result

@@ -9,8 +9,10 @@ from stam.fast.kernels.launching import padded
 
 
 @triton.jit
-def _softmax(logits, sample, column, inside, width):
+def softmax_of(logits, sample, column, inside, width, temperature=1.0):
+    """Returns the softmax of a row of logits."""
     values = tl.load(logits + sample * width + column, mask=inside, other=float("-inf")).to(tl.float32)
+    values /= temperature
     exponentials = tl.exp(values - tl.max(values, 0))
     return exponentials / tl.sum(exponentials, 0)
 
@@ -19,7 +21,7 @@ def _softmax(logits, sample, column, inside, width):
 def _ensemble_divergence(one, other, log_q, result, least, width: tl.constexpr, block: tl.constexpr):
     sample, column = tl.program_id(0).to(tl.int64), tl.arange(0, block)
     inside = column < width
-    mean = _softmax(one, sample, column, inside, width) + _softmax(other, sample, column, inside, width)
+    mean = softmax_of(one, sample, column, inside, width) + softmax_of(other, sample, column, inside, width)
     mean *= 0.5
     wanted = tl.maximum(tl.load(log_q + sample * width + column, mask=inside, other=0.0), least)
     distance = mean * (tl.log(tl.maximum(mean, 1e-38)) - wanted)  # nothing times a large number is nothing
