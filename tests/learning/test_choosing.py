@@ -13,6 +13,7 @@ from images import make_image_folder
 import stam
 from stam.config import AgentConfig
 from stam.data import open_scenes
+from stam.data.loader import BatchLoader, EvaluationView
 from stam.errors import StamError
 from stam.learning import distributed, fitting
 from stam.learning import expected_time as expecting
@@ -20,10 +21,13 @@ from stam.learning.choosing import MOST_EFFORT, choose
 from stam.learning.expected_time import Cost, Speed, expected_time
 from stam.learning.experiment import fitting_batch
 from stam.learning.fitting import fit
+from stam.learning.linear import fit_linear
 from stam.learning.loop import Plan
 from stam.learning.recipes import get_recipe
-from stam.learning.survey import Survey, _accuracy, look_at
+from stam.learning.survey import Survey, _accuracy, find_rows, look_at
 from stam.learning.training import glimpses_of_batch, plan
+from stam.model.vit import VisionTransformer
+from stam.scene.pixels import normalise
 from stam.settings import AugmentConfig, DataConfig, RunConfig
 from stam.weights import save_agent
 
@@ -324,3 +328,71 @@ def test_a_teacher_of_timm_or_of_several_processes_is_trained_in_little_time_too
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     chosen.append(choose(base, survey(8000), 0.05, 0.05).config.teacher_training)
     assert all(each.base_lr == 0 and each.head_lr > 1e-3 and not each.fit_classifier for each in chosen)
+
+
+def test_rows_of_pretrained_classifiers_that_stand_for_classes_are_found():
+    random = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(9, 16, generator=random), torch.zeros(9)
+    labels = torch.arange(60) % 3
+    wanted = torch.tensor([7, 2, 5])
+    noise = 0.3 * torch.randn(60, 16, generator=random)
+    features = torch.cat([weight[wanted][labels] + noise] * 2, dim=1)  # of two classifiers, side by side
+    both = [(weight, bias)] * 2
+    assert find_rows(features, labels, both) == ((7, 2, 5), 1.0)
+    assert find_rows(features, labels, []) is None
+    assert find_rows(features[:5], labels[:5], both) is None  # one class is in one half only
+    same_row = torch.tensor([7, 7, 5])
+    assert find_rows(torch.cat([weight[same_row][labels]] * 2, dim=1), labels, both) is None
+    _, named = find_rows(torch.cat([torch.randn(60, 16, generator=random)] * 2, dim=1), labels, both) or (
+        (),
+        0,
+    )
+    assert named < 0.7
+
+
+def test_pretrained_classifiers_are_taken_where_they_are_at_least_as_good_as_fitted_ones():
+    assert Survey(900, 3, 0.9, 0.95, (1, 2, 3), 0.96).is_named
+    assert not Survey(900, 3, 0.9, 0.99, (1, 2, 3), 0.96).is_named
+    assert not Survey(900, 3, 0.9, 0.6, (1, 2, 3), 0.9).is_named
+    assert not survey(900).is_named
+
+
+@pytest.fixture
+def named(small, tmp_path) -> RunConfig:
+    """The same, from a DeiT that knows such images: rows 4, 1 and 5 of its six name the classes."""
+    torch.manual_seed(0)
+    vit = VisionTransformer(
+        num_classes=6,
+        patch_size=(8, 8),
+        image_patches=(4, 4),
+        width=16,
+        depth=2,
+        num_heads=2,
+        distilled=False,
+    ).eval()
+    scenes = open_scenes(small.data.path).train
+    view = EvaluationView((32, 32), 224)
+    (raw,) = BatchLoader(scenes, [np.arange(len(scenes))], view)
+    with torch.no_grad():
+        features = vit(*vit.all_patches(normalise(raw.images))).flatten(1)
+        weight, bias = fit_linear(features.numpy(), raw.labels.numpy(), 3, strength=100.0)
+        vit.head.weight.zero_()
+        vit.head.bias.fill_(-100.0)
+        vit.head.weight[[4, 1, 5]], vit.head.bias[[4, 1, 5]] = map(torch.from_numpy, (weight, bias))
+    torch.save(vit.state_dict(), tmp_path / "deit.pth")
+    return dataclasses.replace(small, init=str(tmp_path / "deit.pth"))
+
+
+def test_starting_weights_that_name_the_classes_are_the_teacher(named):
+    fitted = fit(named, 0.5)
+    config = fitted.choice.config
+    assert (config.teacher, config.class_indices) == (named.init, (4, 1, 5))
+    assert fitted.speed.teacher is None and fitted.expected(config).teacher == 0
+    assert config.start_from_teacher and config.training.feature_weight > 0
+    assert "the starting weights, which name 100% of the images rightly" in fitted.choice.reasons[-1]
+
+
+def test_a_teacher_is_trained_where_that_is_wanted_or_the_classes_have_other_rows(named):
+    assert fit(named, 0.5, may_skip_teacher=False).choice.config.teacher is None
+    config = fit(dataclasses.replace(named, class_indices=(0, 1, 2)), 0.5).choice.config
+    assert (config.teacher, config.class_indices) == (None, (0, 1, 2))

@@ -62,3 +62,14 @@ def test_a_plain_deit_gives_two_equal_read_outs_only_in_its_classifier():
     with torch.no_grad():
         first, second = agent.core.classify_images(torch.randn(2, 3, 64, 64))
     torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)  # two copies of one token see the same
+
+
+@pytest.mark.parametrize("distilled", [True, False])
+def test_the_classifiers_of_a_file_can_be_read_alone(tmp_path, distilled):
+    state = deit_state(distilled)
+    (weight, bias), (distill_weight, _) = weights.read_classifiers(write(tmp_path, state, "half"))
+    assert weight.dtype == bias.dtype == torch.float32
+    torch.testing.assert_close(weight, state["head.weight"], atol=1e-3, rtol=1e-3)
+    assert distill_weight.equal(weight) != distilled
+    without = {name: value for name, value in state.items() if not name.startswith("head.")}
+    assert weights.read_classifiers(without) == []

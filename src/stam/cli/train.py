@@ -179,7 +179,9 @@ def fit_recipe(parsed: Arguments, options: list[str]) -> Fit:
     if not was_given(options, "--core"):
         core = default_core(config.training.device)
         config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, core=core))
-    return fit(config, parsed.minutes)
+    # whoever says how a teacher is trained wants one trained
+    may_skip = not any(option.startswith("--teacher-training") for option in options)
+    return fit(config, parsed.minutes, may_skip)
 
 
 def explain(fitted: Fit, config: RunConfig) -> None:

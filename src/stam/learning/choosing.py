@@ -180,6 +180,10 @@ def choose(
     if config.teacher is None:
         start = "; the agent starts from it and follows its features" if feature_weight > 0 else ""
         reasons.append(f"teacher: {how_taught}{start}")
+    elif survey.named is not None and config.teacher == config.init:
+        reasons.append(
+            f"teacher: the starting weights, which name {100 * survey.named:.0f}% of the images rightly"
+        )
     elif feature_weight == 0:
         reasons.append("the teacher's features are not followed: they are not as wide as the agent's")
     return Choice(chosen, tuple(reasons))

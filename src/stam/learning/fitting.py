@@ -1,6 +1,7 @@
 """Fits a recipe to somebody's images, this machine and the time there is, before a run begins."""
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -21,8 +22,8 @@ from stam.learning.training import FitToTime
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.settings import RunConfig
-from stam.weights import copy_teacher, open_teacher, start_agent
-from stam.weights.locate import NOTHING
+from stam.weights import copy_teacher, open_teacher, read_classifiers, start_agent
+from stam.weights.locate import NOTHING, locate
 
 CPU_MINUTES = 30.0  # on a CPU full accuracy takes hours, so this is the time where none is given
 _KEPT_BACK = 0.03  # of the time, for saving and what cannot be measured
@@ -87,13 +88,15 @@ def default_core(device: str) -> str:
     return "reencoding" if choose_device(device).type == "cuda" else "causal"
 
 
-def fit(config: RunConfig, minutes: float | None = None) -> Fit:
+def fit(config: RunConfig, minutes: float | None = None, may_skip_teacher: bool = True) -> Fit:
     """Looks at the images, times a few batches, and chooses the settings of a training.
 
     Args:
         config: A recipe for own images. Nothing in it depends on the data yet.
         minutes: Time for everything from now on; by default as much as pays on a GPU, and on a CPU
             `CPU_MINUTES`.
+        may_skip_teacher: Whether the starting weights become the teacher as they are, where their own
+            classifiers name the classes.
 
     Raises:
         StamError: The data or weights cannot be opened, or the time is too short for anything.
@@ -108,7 +111,12 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
     teacher, model, is_like_agent = _find_teacher(config, agent, train)
     survey = Survey(len(train), len(train.classes))
     if config.init != NOTHING:
-        survey = look_at(train, agent, config.data, device)
+        survey = look_at(train, agent, config.data, device, _classifiers(config))
+    if may_skip_teacher and survey.is_named and config.teacher is None and config.class_indices is None:
+        # what names the classes already is the teacher, and its classifiers are those the agent starts with
+        config = dataclasses.replace(config, teacher=config.init, class_indices=survey.rows)
+        agent = start_agent(config.init, config.agent, config.class_indices)
+        teacher, model, is_like_agent = _find_teacher(config, agent, train)
     splits = with_images_kept(splits, config.data, config.training.device)
     feature_weight = 2.0 if is_like_agent else 0.0
     full = choose(config, survey, feature_weight=feature_weight)
@@ -150,6 +158,15 @@ def fit(config: RunConfig, minutes: float | None = None) -> Fit:
     choice = choose(config, survey, effort, teacher_effort, feature_weight)
     most_epochs = round(choice.config.training.epochs * most / effort)
     return Fit(choice, speed, splits, note, deadline, most_epochs)
+
+
+def _classifiers(config: RunConfig) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns the classifiers of the DeiT file that a training starts from.
+
+    A folder has none that count: an agent's have learned from glimpses, and a teacher sees whole images.
+    """
+    start = None if config.init == NOTHING else locate(config.init)
+    return [] if start is None or start.is_dir() else read_classifiers(start)
 
 
 def _find_teacher(

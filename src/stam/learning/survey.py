@@ -1,6 +1,6 @@
 """A first look at somebody's images: what the settings of a training depend on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,14 @@ from stam.learning.linear import fit_linear
 from stam.learning.loop import num_workers
 from stam.learning.optimisation import autocast
 from stam.model.agent import Agent, evaluating
+from stam.model.belief import ensemble_log_probabilities
 from stam.scene.pixels import normalise
 from stam.settings import DataConfig
+from stam.shapes import Float, Int
 
 _MOST_IMAGES, _MOST_ON_A_GPU = 120, 480  # a CPU takes 10 s for as many as a GPU in one
 _FOLDS = 4
+_NAMED = 0.94  # how often pretrained classifiers must be right to be taken as they are
 _LEAST_A_CLASS = 4  # fewer examples say nothing about how well the features separate the classes
 
 
@@ -31,12 +34,23 @@ class Survey:
         upside_down: How often a linear classifier of the starting core's features tells an image from the
             same image upside down; 0.5 is chance. `None` where that was not tried.
         separable: How often such a classifier names the class. `None` where that was not tried.
+        rows: For each class, the row of the starting weights' own classifiers that stands for it, as far as
+            one does; `None` where there are no such classifiers or too few images.
+        named: How often these rows name the class; `None` likewise.
     """
 
     num_images: int
     num_classes: int
     upside_down: float | None = None
     separable: float | None = None
+    rows: tuple[int, ...] | None = None
+    named: float | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the starting weights, as they are, name the classes: they know them among others."""
+        least = max(_NAMED, self.separable or 0.0)
+        return self.named is not None and self.named >= least
 
     @property
     def has_no_up(self) -> bool:
@@ -44,7 +58,13 @@ class Survey:
         return self.upside_down is not None and self.upside_down < 0.65
 
 
-def look_at(scenes: Scenes, agent: Agent, data: DataConfig, device: torch.device) -> Survey:
+def look_at(
+    scenes: Scenes,
+    agent: Agent,
+    data: DataConfig,
+    device: torch.device,
+    classifiers: Sequence[tuple[Tensor, Tensor]] = (),
+) -> Survey:
     """Looks at some training images through the core that a training starts with.
 
     Args:
@@ -52,6 +72,8 @@ def look_at(scenes: Scenes, agent: Agent, data: DataConfig, device: torch.device
         agent: Its core is pretrained; it is left as it was.
         data: How images are loaded.
         device: Where to compute.
+        classifiers: Weight and bias of the classifiers that the core was trained with, one for each feature,
+            where there are such.
     """
     most = _MOST_ON_A_GPU if device.type == "cuda" else _MOST_IMAGES
     chosen = random_order(len(scenes), "survey")[:most]
@@ -67,12 +89,61 @@ def look_at(scenes: Scenes, agent: Agent, data: DataConfig, device: torch.device
     features, label = np.concatenate(upright), np.concatenate(labels)
     both = np.stack((features, np.concatenate(flipped)))  # (2, images, D)
     enough = len(chosen) >= _LEAST_A_CLASS * max(len(scenes.classes), _FOLDS)
+    found = find_rows(torch.from_numpy(features), torch.from_numpy(label), classifiers) if enough else None
     return Survey(
         len(scenes),
         len(scenes.classes),
         _accuracy(both, np.arange(2)[:, None].repeat(len(features), axis=1)),
         _accuracy(features[None], label[None]) if enough else None,
+        *(found or ()),
     )
+
+
+def find_rows(
+    features: Float[Tensor, "images features"],
+    labels: Int[Tensor, " images"],
+    classifiers: Sequence[tuple[Tensor, Tensor]],
+) -> tuple[tuple[int, ...], float] | None:
+    """Finds the rows of pretrained classifiers that stand for classes, and how often they name them.
+
+    The row of a class is the one that gives its images the highest log-probability on average. How often they
+    are right is measured on one half of the images with rows that the other half chose.
+
+    Args:
+        features: What the classifiers see, all their features side by side.
+        labels: The class of each image.
+        classifiers: Weight and bias of each.
+
+    Returns:
+        The rows and that share; nothing without classifiers, where a class has no image in one half, or where
+        two classes have the same row.
+    """
+    if not classifiers:
+        return None
+    parts = features.chunk(len(classifiers), dim=1)
+    each = [part @ weight.t() + bias for part, (weight, bias) in zip(parts, classifiers, strict=True)]
+    log_probabilities = ensemble_log_probabilities(*each)
+    num_classes = int(labels.max()) + 1
+    first = torch.arange(len(labels)) % 2 == 0
+    halves = first, ~first
+    if any(len(labels[half].unique()) < num_classes for half in halves):
+        return None
+    rows = _likeliest_rows(log_probabilities, labels)
+    if len(rows.unique()) < num_classes:
+        return None
+    right = []
+    for half, other in (halves, halves[::-1]):
+        chosen = _likeliest_rows(log_probabilities[half], labels[half])
+        right.append(log_probabilities[other][:, chosen].argmax(dim=1) == labels[other])
+    return tuple(rows.tolist()), float(torch.cat(right).float().mean())
+
+
+def _likeliest_rows(
+    log_probabilities: Float[Tensor, "images rows"], labels: Int[Tensor, " images"]
+) -> Int[Tensor, " classes"]:
+    """Returns the row that gives the images of each class the highest log-probability on average."""
+    means = [log_probabilities[labels == label].mean(dim=0) for label in labels.unique()]
+    return torch.stack(means).argmax(dim=1)
 
 
 def _load(

@@ -1,7 +1,14 @@
 """Reading and writing weights: one file a dialect, and `locate`, which says what a path or a name means."""
 
 from stam.weights.authors import load_authors
-from stam.weights.deit import adapt_deit, copy_teacher, load_deit, load_teacher, read_deit
+from stam.weights.deit import (
+    adapt_deit,
+    copy_teacher,
+    load_deit,
+    load_teacher,
+    read_classifiers,
+    read_deit,
+)
 from stam.weights.folder import (
     CONFIG_FILE,
     FORMAT,
@@ -50,6 +57,7 @@ __all__ = [
     "open_teacher",
     "package_folder",
     "package_names",
+    "read_classifiers",
     "read_deit",
     "read_state_dict",
     "save_agent",

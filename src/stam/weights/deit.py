@@ -219,6 +219,18 @@ def _fit_classifiers(
                 state[name] = fresh[name].clone()
 
 
+def read_classifiers(path: Source) -> list[tuple[Tensor, Tensor]]:
+    """Returns weight and bias of both classifiers of a DeiT file; nothing where it lacks one.
+
+    The one of a plain DeiT stands for both, as in `load_deit`.
+    """
+    state = _with_distillation(read_deit(path))
+    names = [[f"{head}.weight", f"{head}.bias"] for head in ("head", "head_dist")]
+    if any(name not in state for pair in names for name in pair):
+        return []
+    return [(state[weight].float(), state[bias].float()) for weight, bias in names]
+
+
 def load_deit(
     path: Source,
     num_classes: int,
