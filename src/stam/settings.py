@@ -307,9 +307,10 @@ class TeacherConfig:
         base_lr: Learning rate at batch 512.
         head_lr: The same for the classifier, which starts anew; none takes `base_lr`. With a low `base_lr`
             beside it, pretrained features that are good already change little.
-        fit_classifier: Leave the features as they are and fit the classifier to them, by logistic regression
-            on all images shown so far, after each epoch. One look at each image is enough, where training
-            the classifier takes many. For a DeiT in one process.
+        fit_classifier: Use the first epoch to fit the classifier to the features as they are, by logistic
+            regression. One look at each image is enough, where training the classifier takes many. With a
+            `base_lr` of 0 the features stay so, and every epoch fits it again, to all images shown so far.
+            For a DeiT in one process.
         min_lr: Where the cosine ends.
         warmup_epochs: Epochs over which the learning rate rises from nothing.
         weight_decay: AdamW's, on matrices only.
@@ -364,11 +365,6 @@ class TeacherConfig:
         require(
             not self.fit_classifier or self.model == "deit",
             f"fit_classifier needs a DeiT, not {self.model}: turn it off",
-        )
-        require(
-            not self.fit_classifier or self.base_lr == 0,
-            f"fit_classifier leaves the features as they are: set base_lr to 0, not {self.base_lr}, "
-            "or turn it off (no-fit-classifier)",
         )
         if self.model != "deit":
             known = self.model.startswith("timm:")

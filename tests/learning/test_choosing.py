@@ -320,6 +320,20 @@ def test_in_little_time_only_the_teachers_classifier_learns():
     assert any("fitted to 60% of the images" in reason for reason in hurried.reasons)
 
 
+def test_with_some_time_the_teachers_features_learn_after_a_classifier_is_fitted():
+    choice = choose(get_recipe("tiny"), survey(8000), 0.2, 0.2)
+    config, reasons = choice.config, choice.reasons
+    how = config.teacher_training
+    assert how.fit_classifier and how.base_lr > 0 and (how.epochs, how.epoch_share) == (4, 1.0)
+    assert any("fine-tuned for 3 epochs, after a classifier is fitted" in reason for reason in reasons)
+    speed = Speed(Cost(0.0, 0.0, 1.0), Cost(0.0, 0.0, 1.0), 0.0, glimpses=21)
+    assert expected_time(config, speed, 8000, 0).teacher == pytest.approx(8000 * (3 + 1 / 3), rel=0.02)
+    known = choose(get_recipe("tiny"), survey(8000, separable=0.98), 0.2, 0.2).config.teacher_training
+    assert known.fit_classifier and known.base_lr == 0  # fine-tuning would make such features worse
+    many = choose(get_recipe("tiny"), survey(100_000), 0.5, 0.5).config.teacher_training
+    assert many.epochs > 2 and many.epoch_share == pytest.approx(0.2, rel=0.01)
+
+
 def test_a_teacher_of_timm_or_of_several_processes_is_trained_in_little_time_too(monkeypatch):
     base = get_recipe("tiny")
     how = dataclasses.replace(base.teacher_training, model="timm:resnet18")

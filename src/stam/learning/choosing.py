@@ -240,31 +240,49 @@ def _epochs_and_share(total: float, num_images: int, batch: int, least_epochs: i
 def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str, Any], str]:
     num_images, known = survey.num_images, _known(survey)
     total = teacher_images(num_images) * min(effort, 1.0)
+    is_deit = config.teacher_training.model == "deit"
     is_short = total < _LEAST_PASSES * num_images and config.init != NOTHING
     if is_short:
         total /= FORWARD_SHARE  # so many more images can be shown in the same time
-    named = "a DeiT" if config.teacher_training.model == "deit" else config.teacher_training.model
-    if is_short and config.teacher_training.model == "deit" and distributed.world_size() == 1:
+    fits = is_deit and effort < 1 and config.init != NOTHING and distributed.world_size() == 1
+    if fits and (is_short or known == 1):
         return _fitted_teacher(num_images, min(total, num_images, _MOST_FITTED))
+    named = "a DeiT" if is_deit else config.teacher_training.model
     batch = _round_down(min(_TEACHER_BATCH, max(_SMALLEST_BATCH / 2, total / _TEACHER_UPDATES), num_images))
-    epochs, share = _epochs_and_share(total, num_images, batch, least_epochs=10)
     scale = math.sqrt(_TEACHER_BATCH / batch)
+    if fits:
+        epochs, share = _epochs_after_fitting(total, num_images, batch)
+        how = f"{named} fine-tuned for {epochs - 1} epochs, after a classifier is fitted to its features"
+    else:
+        epochs, share = _epochs_and_share(total, num_images, batch, least_epochs=10)
+        gently = ", gently" if known > 0.5 else ""
+        how = f"{named} fine-tuned first{gently}, {total / num_images:.2g} passes over the images"
     settings = {
         "epochs": epochs,
         "epoch_share": share,
         "batch_size": batch,
         "base_lr": scale * _between(_TEACHER_RATES, known),
         "head_lr": scale * _TEACHER_RATES[0],
-        "warmup_epochs": 1,
+        "fit_classifier": fits,
+        "warmup_epochs": 0 if fits else 1,  # its first epoch is over before the features change
         "validate_every": max(1, math.ceil(epochs / 4)),
     }
-    shown = f"{total / num_images:.2g} passes over the images"
     if is_short or known == 1:  # fine-tuning made features worse that told the classes apart well
         settings |= {"base_lr": 0.0, "head_lr": scale * _PROBE_RATE, "drop_path": 0.0}
         why = "in little time" if is_short else "they tell the classes apart"
-        return settings, f"the classifier of {named} learns, its features stay as they are: {shown}, {why}"
-    gently = ", gently" if known > 0.5 else ""
-    return settings, f"{named} fine-tuned first{gently}, {shown}"
+        shown = f"{total / num_images:.2g} passes over the images"
+        how = f"the classifier of {named} learns, its features stay as they are: {shown}, {why}"
+    return settings, how
+
+
+def _epochs_after_fitting(total: float, num_images: int, batch: int) -> tuple[int, float]:
+    """Returns epochs, and the share of the images each shows, where the first only fits a classifier.
+
+    A classifier needs one look at each image, so an epoch is not as small as elsewhere.
+    """
+    shown = min(num_images, _MOST_FITTED)
+    share = 1.0 if shown == num_images else (shown // batch * batch + 0.5) / num_images
+    return 1 + max(1, int(total / shown - FORWARD_SHARE)), share
 
 
 def _fitted_teacher(num_images: int, total: float) -> tuple[dict[str, Any], str]:
@@ -281,7 +299,7 @@ def _fitted_teacher(num_images: int, total: float) -> tuple[dict[str, Any], str]
         "validate_every": epochs,
     }
     seen = "all images" if share == 1 else f"{100 * share:.2g}% of the images"
-    return settings, f"a linear classifier of a DeiT's features, fitted to {seen}, in little time"
+    return settings, f"a linear classifier of a DeiT's features, fitted to {seen}"
 
 
 def _round_down(batch: float) -> int:

@@ -135,7 +135,9 @@ def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int)
         return ExpectedTime(0.0, agent)
     num_batches = teacher_plan(num_train, how).num_batches()
     seen = _validations(how.epochs, how.validate_every) * num_val * speed.teacher.image * FORWARD_SHARE
-    learned = speed.teacher.of(num_batches, how.batch_size) * (1 if how.base_lr > 0 else FORWARD_SHARE)
+    forward_only = how.epochs if how.base_lr == 0 else int(how.fit_classifier)  # epochs
+    share = 1 - forward_only / how.epochs * (1 - FORWARD_SHARE)
+    learned = speed.teacher.of(num_batches, how.batch_size) * share
     return ExpectedTime(learned + seen, agent)
 
 

@@ -277,7 +277,11 @@ class TeacherLearner(Learner):
 
 
 class FittedTeacherLearner(TeacherLearner):
-    """Fits the classifier to the features of all images it was shown; the features stay as they are."""
+    """Fits the classifier to the features as they are, before anything else learns.
+
+    The first epoch is for that. Where the features do not learn (`base_lr` 0) all others are too, and the
+    classifier is fitted to the images of all of them.
+    """
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -286,8 +290,14 @@ class FittedTeacherLearner(TeacherLearner):
         self._features: list[Tensor] = []
         self._labels: list[Tensor] = []
 
+    def _is_fitting(self, epoch: int) -> bool:
+        return epoch == 0 or self.config.base_lr == 0
+
     def train_batch(self, place: Place, raw: RawBatch) -> None:
-        """Notes the features of some images."""
+        """Notes the features of some images, or takes an optimiser step."""
+        if not self._is_fitting(place.epoch):
+            super().train_batch(place, raw)
+            return
         seed = (self.config.seed, place.epoch, place.batch)
         images = self.augment(raw.images.to(self.device), raw.sizes, seed)
         vit = cast(VisionTransformer, self.model.eval())
@@ -298,7 +308,12 @@ class FittedTeacherLearner(TeacherLearner):
         self._labels.append(raw.labels.cpu())
 
     def end_epoch(self, epoch: int) -> dict[str, Any]:
-        """Fits the classifiers, each to the features of its own token."""
+        """Fits the classifiers where it is time for that, each to the features of its own token."""
+        if self._is_fitting(epoch):
+            self._fit()
+        return super().end_epoch(epoch)
+
+    def _fit(self) -> None:
         vit, labels = cast(VisionTransformer, self.model), torch.cat(self._labels)
         features = torch.cat(self._features)
         heads = [vit.head, vit.head_dist] if vit.distilled else [vit.head]
@@ -312,7 +327,8 @@ class FittedTeacherLearner(TeacherLearner):
             logits = vit.classify(features.to(self.device))
             each = [F.cross_entropy(part.float(), labels.to(self.device)) for part in logits]
         self.meter.add({"supervised": torch.stack(each).mean()})
-        return super().end_epoch(epoch)
+        if self.config.base_lr > 0:  # from now on the features change
+            self._features, self._labels = [], []
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that changes while training."""
