@@ -80,11 +80,26 @@ def autocast(device: torch.device, precision: str) -> Iterator[None]:
     """Within it the transformer is computed in that precision.
 
     On a GPU attention is not computed by cuDNN, which plans anew for every number of tokens: an episode has
-    one a glimpse.
+    one a glimpse. On a CPU in half precision it is computed by matrix products, which the processor has
+    instructions for: the fused kernel takes more than twice as long there.
     """
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_half(device, precision)):
-        if device.type != "cuda":
-            yield
-            return
+    half = is_half(device, precision)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half), _attention(device, half):
+        yield
+
+
+@contextmanager
+def _attention(device: torch.device, half: bool) -> Iterator[None]:
+    if device.type == "cuda":
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             yield
+    elif half:
+        allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # of a CPU too, or it works in float32
+        try:
+            with sdpa_kernel([SDPBackend.MATH]):
+                yield
+        finally:
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+    else:
+        yield
