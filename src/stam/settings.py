@@ -267,6 +267,11 @@ class TrainingConfig:
         require_choice("consistency", self.consistency, CONSISTENCY)
         require_choice("actor_objective", self.actor_objective, ACTOR_OBJECTIVES)
         require_choice("precision", self.precision, PRECISIONS)
+        update = self.batch_size // self.updates_per_batch
+        require(
+            self.try_every <= max(1, update),
+            f"try_every {self.try_every} leaves updates of {update} images without any: make it smaller",
+        )
 
     def has_large_crops(self, epoch: int) -> bool:
         """Tells whether an epoch is one of the last, with larger crops."""

@@ -11,8 +11,16 @@ from torch.nn.functional import nll_loss
 from stam.errors import ConfigError
 from stam.evaluation.speed import batches_from, make_learner
 from stam.learning import one_pass
-from stam.learning.gains import ExploringPolicy, Gains, actor_loss, critic_loss, exploration, try_locations
-from stam.learning.loop import Place
+from stam.learning.gains import (
+    ACTOR_STEPS,
+    SHARPNESS,
+    Gains,
+    SoftmaxPolicy,
+    actor_loss,
+    critic_loss,
+    states_before,
+    try_locations,
+)
 from stam.learning.training import AgentLearner
 from stam.model.agent import Agent
 from stam.model.belief import Belief
@@ -39,7 +47,7 @@ def test_the_gain_of_a_location_is_what_looking_there_brings(every):
         torch.randn(4, 5).log_softmax(1),
     )
     generator = torch.Generator().manual_seed(2)
-    policy = ExploringPolicy(agent.policy())
+    policy = SoftmaxPolicy(agent.actor)
     path = one_pass.explore(agent, images, torch.arange(4), policy, generator, 5, 5)
     gains = try_locations(agent, images, path, labels, log_q, every, generator)
     assert gains.samples.tolist() == list(range(0, 4, every))
@@ -112,7 +120,7 @@ def test_the_actor_learns_to_look_where_most_is_to_be_learned():
     beliefs = [Belief(torch.randn(12, 64), torch.zeros(12, 5), torch.zeros(12, 5)) for _ in range(4)]
     optimiser = torch.optim.AdamW(actor.parameters(), lr=1e-2)
     for _ in range(200):
-        loss = actor_loss(actor, beliefs, gains)
+        loss = actor_loss(actor, states_before(gains, beliefs), gains)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -120,35 +128,36 @@ def test_the_actor_learns_to_look_where_most_is_to_be_learned():
     logits = actor(state, torch.arange(16).expand(12, -1)).masked_fill(seen, -torch.inf)
     chosen = values.gather(1, logits.argmax(1, keepdim=True))
     best = values.masked_fill(seen, -torch.inf).amax(1, keepdim=True)
-    assert (best - chosen).max() < 0.2  # nats: what is nearly as good as the best will do
+    assert (best - chosen).mean() < 0.1  # nats: what is nearly as good as the best will do
 
 
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_an_exploring_agent_looks_at_random_as_often_as_it_should(share):
-    plus = Agent(CAUSAL).policy("plus")
-    seen = torch.zeros(4000, 16, dtype=torch.bool)
-    seen[:, :5] = True
-    state = torch.zeros(4000, 64)
-    always = plus.decide(state, seen).location
-    found = ExploringPolicy(plus, share).decide(state, seen, torch.Generator().manual_seed(0)).location
-    assert not seen.gather(1, found[:, None]).any()
-    # one in eleven random locations is the one that is not random
-    assert (found != always).float().mean() == pytest.approx(share * 10 / 11, abs=0.03)
+def test_the_loss_is_the_expected_advantage_of_what_the_actor_would_draw():
+    values = torch.tensor([[1.0, 3.0, 9.0, 2.0]])
+    seen = torch.tensor([[False, False, True, False]])
+    gains = Gains(torch.tensor([0]), torch.tensor([1]), seen, values)
+    state, spread = torch.zeros(1, 8), (2 / 3) ** 0.5  # of -1, 1, 0
+
+    def loss(*logits: float) -> float:
+        return float(actor_loss(lambda state, locations: torch.tensor([logits]), state, gains))
+
+    assert loss(0, 0, 50, 0) == pytest.approx(0, abs=1e-6)  # what was seen is never drawn
+    assert loss(0, 9, 0, 0) == pytest.approx(-1 / spread, rel=1e-3)
+    assert loss(9, 0, 0, 0) == pytest.approx(1 / spread, rel=1e-3)
+    half = torch.tensor([0.0, 0.0, 1.0]).mul(SHARPNESS).softmax(0)
+    assert loss(0, 0, 0, 1) == pytest.approx(float(half[0] - half[1]) / spread, rel=1e-3)
 
 
-def test_exploration_falls_and_stays():
-    shares = [exploration(progress) for progress in (0.0, 0.5, 1.0, 2.0)]
-    assert shares == pytest.approx([1.0, 0.65, 0.3, 0.3])
-
-
-def test_training_explores_less_as_it_goes_on():
-    made = gains_learner(epochs=8, tau_epochs=4)
-    shares = []
-    images, labels = torch.randn(16, 3, 32, 32), torch.zeros(16, dtype=torch.long)
-    for epoch in (0, 2, 6):
-        made.learn_from(images, labels, Place(epoch, 0, False))
-        shares.append(float(made.policy().exploration))
-    assert shares == pytest.approx([1.0, 0.65, 0.3])
+def test_an_agent_draws_locations_from_the_softmax_of_its_actor():
+    logits = torch.tensor([[0.0, 0.3, 9.0, 0.1]]).expand(4000, -1)
+    seen = torch.tensor([[False, False, True, False]]).expand(4000, -1)
+    policy = SoftmaxPolicy(lambda state, locations: logits)
+    likely = policy.probabilities(torch.zeros(4000, 8), seen)
+    wanted = (SHARPNESS * torch.tensor([0.0, 0.3, 0.1])).softmax(0)
+    assert likely[0, [0, 1, 3]].tolist() == pytest.approx(wanted.tolist()) and likely[0, 2] == 0
+    decision = policy.decide(torch.zeros(4000, 8), seen, torch.Generator().manual_seed(0))
+    drawn = torch.bincount(decision.location, minlength=4) / 4000
+    assert drawn[[0, 1, 3]].tolist() == pytest.approx(wanted.tolist(), abs=0.03) and drawn[2] == 0
+    assert decision.log_probability is None
 
 
 def test_actor_critic_and_core_learn():
@@ -168,7 +177,19 @@ def test_rows_of_the_rollout_leave_the_running_statistics_alone():
     made = gains_learner()
     for _ in batches_from(made, None, 1):
         pass
-    assert made.agent.actor.bn0.num_batches_tracked == 1
+    assert made.agent.actor.bn0.num_batches_tracked == ACTOR_STEPS
+
+
+def test_more_steps_change_the_actor_alone():
+    made = gains_learner()
+    for _ in batches_from(made, None, 1):
+        pass
+    steps = {
+        name: {int(made.optimiser.state[p]["step"]) for p in group["params"] if p in made.optimiser.state}
+        for group in made.optimiser.param_groups
+        for name in [group["part"]]
+    }
+    assert steps == {"core": {1}, "actor": {ACTOR_STEPS}, "critic": {1}}
 
 
 def test_a_core_that_cannot_try_locations_cheaply_is_refused():
@@ -176,5 +197,7 @@ def test_a_core_that_cannot_try_locations_cheaply_is_refused():
         RunConfig(agent=AGENT, training=TrainingConfig(actor_objective="gains", num_glimpses=4))
     with pytest.raises(ConfigError, match="needs at least 2 glimpses"):
         RunConfig(agent=CAUSAL, training=TrainingConfig(actor_objective="gains", num_glimpses=1))
+    with pytest.raises(ConfigError, match="try_every 6 leaves updates of 5 images without any"):
+        TrainingConfig(batch_size=15, updates_per_batch=3, try_every=6)
     with pytest.raises(ConfigError, match="actor_objective 'gain' is unknown: did you mean 'gains'"):
         TrainingConfig(actor_objective="gain")

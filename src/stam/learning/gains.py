@@ -3,7 +3,8 @@
 With a core that remembers, one glimpse more costs a few tokens. So after some step of a scene all locations
 are tried. What a location is worth is how near the agent comes to teacher and label, on average over the
 glimpses that are left: after the first of them that is computed, for later ones the critic predicts it. The
-actor learns to choose the location that is worth most.
+actor learns to choose locations that are worth much: its loss is the mean worth under its own softmax, which
+is known exactly. It costs little beside trying the locations, so the actor takes several steps by it.
 
 Departs from the paper, whose actor learns from the return of the one location that was drawn
 (`Objective.actor_critic`).
@@ -20,40 +21,41 @@ from torch import Tensor
 from stam.learning.one_pass import Path, step_values
 from stam.model.agent import Looker
 from stam.model.belief import Belief
-from stam.model.policy import Decision, Policy, Scorer, Seen, State
+from stam.model.policy import Decision, Policy, Scorer, Seen, State, draw
 from stam.model.randomness import Randomness, random_source
 from stam.shapes import Bool, Float, Int
 
-FINAL_EXPLORATION = 0.3  # of the locations in training; in the beginning all are drawn at random
-TEMPERATURE = 0.03  # nats: how much less a location may be worth than the best one and still be a goal
+SHARPNESS = 4.0  # of the softmax over an actor's logits
+ACTOR_STEPS = 9  # by the same gains: the first with the core and the critic, the others alone
 
 
-class ExploringPolicy(Policy):
-    """Decides as another policy does, but looks at a random location now and then.
+class SoftmaxPolicy(Policy):
+    """Draws a location from the softmax of an actor's logits, so that it looks where it learns to look.
 
-    So the actor learns after glimpses as it would choose them itself. An `exploration` that changes while a
-    CUDA graph is replayed is a tensor, changed in place.
+    Unlike the paper's `SampledPolicy` it leaves the logits as long as they are: an actor that is sure
+    explores less.
     """
 
     draws = True
 
-    def __init__(self, policy: Policy, exploration: float | Tensor = FINAL_EXPLORATION) -> None:
-        self.policy, self.exploration = policy, exploration
+    def __init__(self, actor: Scorer) -> None:
+        self.actor = actor
+
+    def log_probabilities(self, state: State, seen: Seen) -> Float[Tensor, "batch locations"]:
+        """Returns log pi over all locations; next to nothing where a location was seen."""
+        every = torch.arange(seen.shape[1], device=seen.device).expand(seen.shape)
+        logits = SHARPNESS * self.actor(state, every).float()
+        return logits.masked_fill(seen, torch.finfo(torch.float32).min).log_softmax(dim=1)
 
     def decide(
         self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
     ) -> Decision:
-        """Draws whether to explore, and where."""
-        chosen = self.policy.decide(state, seen, generator, num_seen).location
-        count, num_locations = seen.shape
-        noise = random_source(generator).uniform((count, num_locations + 1), seen.device)
-        anywhere = noise[:, 1:].masked_fill(seen, -1).argmax(dim=1)
-        return Decision(torch.where(noise[:, 0] < self.exploration, anywhere, chosen))
+        """Draws a location; nothing is learned from the draw itself."""
+        return Decision(draw(self.log_probabilities(state, seen), generator))
 
-
-def exploration(progress: float) -> float:
-    """Returns the share of random locations, after a part of the time over which it falls."""
-    return 1 - (1 - FINAL_EXPLORATION) * min(progress, 1.0)
+    def weights(self, state: State, seen: Seen) -> Float[Tensor, "batch locations"]:
+        """The distribution it draws from."""
+        return self.log_probabilities(state, seen).exp()
 
 
 @dataclass(frozen=True)
@@ -157,20 +159,32 @@ def critic_loss(
     return F.mse_loss(predicted, goal)
 
 
-def actor_loss(actor: Scorer, beliefs: Sequence[Belief], gains: Gains) -> Tensor:
-    """Returns how far the actor's choice is from the best one: a cross-entropy over the unseen locations.
+def states_before(gains: Gains, beliefs: Sequence[Belief]) -> Float[Tensor, "tried features"]:
+    """Returns the states after which locations were tried.
 
-    The goal is the softmax of the values, divided by `TEMPERATURE`: locations that are worth about as much
-    as the best one share its weight. How much less the others are worth does not matter.
+    Args:
+        gains: What was tried.
+        beliefs: The belief after each step.
+    """
+    states = torch.stack([belief.state for belief in beliefs], dim=1)  # (B, T, 2 D)
+    return states[gains.samples, gains.num_glimpses - 1]
+
+
+def actor_loss(actor: Scorer, state: Float[Tensor, "tried features"], gains: Gains) -> Tensor:
+    """Returns how little the locations are worth that the actor would draw, on average.
+
+    It is minus the expected advantage under the actor's softmax, in standard deviations of all advantages.
+    The advantage of a location is what it is worth beyond the mean of the unseen ones. The gradient is that
+    of a policy gradient method, without the noise of a draw.
 
     Args:
         actor: Rates locations.
-        beliefs: The belief after each step, with gradient.
+        state: The states after which locations were tried.
         gains: What was tried.
     """
-    states = torch.stack([belief.state for belief in beliefs], dim=1)  # (B, T, 2 D)
-    state = states[gains.samples, gains.num_glimpses - 1]
-    locations = torch.arange(gains.seen.shape[1], device=gains.seen.device).expand(gains.seen.shape)
-    goal = (gains.values / TEMPERATURE).masked_fill(gains.seen, -torch.inf).softmax(dim=1)
-    logits = actor(state, locations).float().masked_fill(gains.seen, torch.finfo(torch.float32).min)
-    return -(goal * logits.log_softmax(dim=1)).sum(dim=1).mean()
+    unseen = (~gains.seen).float()
+    values = gains.values.float() * unseen
+    advantages = (values - values.sum(dim=1, keepdim=True) / unseen.sum(dim=1, keepdim=True)) * unseen
+    spread = (advantages.square().sum() / unseen.sum()).sqrt().clamp_min(1e-6)
+    likely = SoftmaxPolicy(actor).weights(state, gains.seen)
+    return -(likely * advantages).sum(dim=1).mean() / spread

@@ -25,16 +25,17 @@ from stam.data.scenes import run_length
 from stam.fast import cuda
 from stam.fast.bf16_weights import Bf16Weights
 from stam.fast.cuda_graph import GraphedFunction, Pipeline
-from stam.fast.cuda_policy import FusedSampledPolicy, fuse_policy
+from stam.fast.cuda_policy import FusedSampledPolicy
 from stam.fast.known import unknown_part
 from stam.learning import distributed, one_pass
 from stam.learning.averaging import MovingAverage, averaged_state
 from stam.learning.gains import (
-    ExploringPolicy,
+    ACTOR_STEPS,
     Gains,
+    SoftmaxPolicy,
     actor_loss,
     critic_loss,
-    exploration,
+    states_before,
     try_locations,
 )
 from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, only_one, restore, run_loop
@@ -53,7 +54,7 @@ from stam.model.agent import Agent, Looker, evaluating
 from stam.model.belief import Belief
 from stam.model.core import OnePassCore
 from stam.model.episode import rollout, sense_images
-from stam.model.policy import GreedyPolicy, Policy, SampledPolicy, random_locations
+from stam.model.policy import Policy, SampledPolicy, random_locations
 from stam.model.teacher import Teacher, TeacherOutput, require_features
 from stam.settings import RunConfig, TrainingConfig
 from stam.weights import save_agent
@@ -182,7 +183,7 @@ class AgentLearner(Learner):
         self.random = distributed.random_source(self.generator)
         if distributed.is_distributed():
             distributed.share_batch_norms(agent)
-        self.tau, self.exploration = (torch.ones((), device=self.device) for _ in range(2))
+        self.tau = torch.ones((), device=self.device)
         self.meter = Meter()
         self.glimpses_read = 0  # by all updates of the batch in hand: what one takes grows with them
         self._accelerate()
@@ -219,8 +220,6 @@ class AgentLearner(Learner):
         if self.bf16_weights is not None:
             images = images.bfloat16()  # all readers round them: once is enough, and takes half the memory
         self.tau.fill_(self.settings.tau(place.epoch))
-        if self.learns_gains:
-            self.exploration.fill_(exploration(place.epoch / self.settings.tau_epochs))
         for name, rate in self.learning_rates(place.epoch).items():
             self.rates[name].fill_(rate)
         key = random_key("batch", self.settings.seed, place.epoch, place.batch)
@@ -289,8 +288,13 @@ class AgentLearner(Learner):
             tried = None if gains is None else gains.part(rows)
             with self._half_precision():
                 part = [(n, path.part(slice(n * rows.start, n * rows.stop))) for n, path in paths]
-                total, parts = self._path_losses(policy, *batch, part, tried)
+                total, parts, beliefs = self._path_losses(policy, *batch, part)
+                if tried is not None:
+                    learned = self._gain_losses(tried, beliefs, *batch[1:])
+                    total, parts = total + sum(learned.values()), parts | learned
             self._update(total)
+            if tried is not None:
+                self._improve_actor(tried, states_before(tried, beliefs).detach())
             logged.append({name: part.detach().mean() for name, part in parts.items()})
         return logged
 
@@ -301,13 +305,14 @@ class AgentLearner(Learner):
         labels: Tensor,
         taught: TeacherOutput,
         paths: Sequence[tuple[int, one_pass.Path]],
-        gains: Gains | None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss of some episodes, and its parts after each step of the last of them.
+    ) -> tuple[Tensor, dict[str, Tensor], Sequence[Belief]]:
+        """Returns the loss of some episodes; its parts, and the beliefs, after each step of the last path.
 
         Each path holds so many episodes of every image, one image after the other.
         """
-        totals, parts, beliefs = [], {}, []
+        totals: list[Tensor] = []
+        parts: dict[str, Tensor] = {}
+        beliefs: Sequence[Belief] = []
         for copies, path in paths:
             batch = images, labels, taught
             if copies > 1:
@@ -322,10 +327,7 @@ class AgentLearner(Learner):
             totals.append(copies * self.objective.total({name: part.sum() for name, part in parts.items()}))
             beliefs = retraced.beliefs
         total = torch.stack(totals).sum() / sum(copies * path.num_steps for copies, path in paths)
-        if gains is not None:
-            learned = self._gain_losses(gains, beliefs, labels, taught)
-            total, parts = total + sum(learned.values()), parts | learned
-        return total, parts
+        return total, parts, beliefs
 
     @property
     def learns_gains(self) -> bool:
@@ -338,9 +340,18 @@ class AgentLearner(Learner):
         actor, critic = self.looker.actor, self.looker.critic
         assert actor is not None and critic is not None
         return {
-            "actor": actor_loss(actor, beliefs, gains),
+            "actor": actor_loss(actor, states_before(gains, beliefs), gains),
             "critic": critic_loss(critic, beliefs, labels, taught.log_q),
         }
+
+    def _improve_actor(self, gains: Gains, state: Tensor) -> None:
+        """Takes more steps of the actor alone by what every location was worth."""
+        actor = self.looker.actor
+        assert actor is not None
+        for _ in range(ACTOR_STEPS - 1):
+            with self._half_precision():
+                loss = actor_loss(actor, state, gains)
+            self._update(loss)
 
     def _try_locations(
         self, images: Tensor, labels: Tensor, taught: TeacherOutput, path: one_pass.Path
@@ -406,7 +417,7 @@ class AgentLearner(Learner):
         if self.looker.actor is None:
             return self.looker.policy()
         if self.learns_gains:
-            return ExploringPolicy(fuse_policy(GreedyPolicy(self.looker.actor)), self.exploration)
+            return SoftmaxPolicy(self.looker.actor)
         sampled = FusedSampledPolicy if isinstance(self.looker, cuda.FusedLooker) else SampledPolicy
         return sampled(self.looker.actor, self.tau)
 

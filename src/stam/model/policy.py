@@ -178,10 +178,8 @@ class SampledPolicy(Policy):
         )
 
     def pick(self, log_probabilities: PerLocation, generator: Randomness = None) -> Int[Tensor, " batch"]:
-        """Draws one location for each sample, by the Gumbel-max trick: no synchronisation with a GPU."""
-        shape, device = tuple(log_probabilities.shape), log_probabilities.device
-        noise = random_source(generator).uniform(shape, device).clamp_min(1e-20)
-        return (log_probabilities.detach() - (-noise.log()).log()).argmax(dim=1)
+        """Draws one location for each sample."""
+        return draw(log_probabilities, generator)
 
     def decide(
         self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
@@ -284,6 +282,13 @@ def rate_one_by_one(
         for step, (state, chosen) in enumerate(zip(states, candidates, strict=True))
     ]
     return torch.stack([F.pad(logits, (0, step)) for step, logits in enumerate(each)])
+
+
+def draw(log_probabilities: PerLocation, generator: Randomness = None) -> Int[Tensor, " batch"]:
+    """Draws one location for each sample, by the Gumbel-max trick: no synchronisation with a GPU."""
+    shape, device = tuple(log_probabilities.shape), log_probabilities.device
+    noise = random_source(generator).uniform(shape, device).clamp_min(1e-20)
+    return (log_probabilities.detach() - (-noise.log()).log()).argmax(dim=1)
 
 
 def scale_logits(
