@@ -15,6 +15,7 @@ from stam.learning.gains import (
     ACTOR_STEPS,
     SHARPNESS,
     Gains,
+    Replay,
     SoftmaxPolicy,
     actor_loss,
     critic_loss,
@@ -120,7 +121,7 @@ def test_the_actor_learns_to_look_where_most_is_to_be_learned():
     beliefs = [Belief(torch.randn(12, 64), torch.zeros(12, 5), torch.zeros(12, 5)) for _ in range(4)]
     optimiser = torch.optim.AdamW(actor.parameters(), lr=1e-2)
     for _ in range(200):
-        loss = actor_loss(actor, states_before(gains, beliefs), gains)
+        loss = actor_loss(actor, states_before(gains, beliefs), seen, values)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -134,11 +135,10 @@ def test_the_actor_learns_to_look_where_most_is_to_be_learned():
 def test_the_loss_is_the_expected_advantage_of_what_the_actor_would_draw():
     values = torch.tensor([[1.0, 3.0, 9.0, 2.0]])
     seen = torch.tensor([[False, False, True, False]])
-    gains = Gains(torch.tensor([0]), torch.tensor([1]), seen, values)
     state, spread = torch.zeros(1, 8), (2 / 3) ** 0.5  # of -1, 1, 0
 
     def loss(*logits: float) -> float:
-        return float(actor_loss(lambda state, locations: torch.tensor([logits]), state, gains))
+        return float(actor_loss(lambda state, locations: torch.tensor([logits]), state, seen, values))
 
     assert loss(0, 0, 50, 0) == pytest.approx(0, abs=1e-6)  # what was seen is never drawn
     assert loss(0, 9, 0, 0) == pytest.approx(-1 / spread, rel=1e-3)
@@ -177,7 +177,7 @@ def test_rows_of_the_rollout_leave_the_running_statistics_alone():
     made = gains_learner()
     for _ in batches_from(made, None, 1):
         pass
-    assert made.agent.actor.bn0.num_batches_tracked == ACTOR_STEPS
+    assert made.agent.actor.bn0.num_batches_tracked == 1 + ACTOR_STEPS
 
 
 def test_more_steps_change_the_actor_alone():
@@ -189,7 +189,30 @@ def test_more_steps_change_the_actor_alone():
         for group in made.optimiser.param_groups
         for name in [group["part"]]
     }
-    assert steps == {"core": {1}, "actor": {ACTOR_STEPS}, "critic": {1}}
+    assert steps == {"core": {1}, "actor": {1 + ACTOR_STEPS}, "critic": {1}}
+
+
+def test_the_last_batches_are_kept_and_drawn_from(monkeypatch):
+    monkeypatch.setattr("stam.learning.gains._KEPT_BATCHES", 3)
+    replay, seen = Replay(), torch.zeros(2, 4, dtype=torch.bool)
+    places = set()
+    for number in range(5):
+        values = torch.full((2, 4), float(number))
+        replay.add(10 * values, Gains(torch.arange(2), torch.ones(2, dtype=torch.long), seen, values))
+        places.add(tuple(part.data_ptr() for part in replay.kept))
+    assert len(places) == 1
+    state, seen, values = replay.draw(torch.Generator().manual_seed(0))
+    assert set(values.unique().tolist()) <= {2.0, 3.0, 4.0} and state.equal(10 * values)
+    assert replay.kept[2][:, 0, 0].tolist() == [4.0, 3.0, 2.0]
+
+
+def test_a_training_goes_on_from_what_was_tried():
+    made, other = gains_learner(), gains_learner()
+    for _ in batches_from(made, None, 2):
+        pass
+    other.load_state_dict(made.state_dict())
+    assert len(other.replay.kept) == 3
+    assert all(kept.equal(saved) for kept, saved in zip(other.replay.kept, made.replay.kept, strict=True))
 
 
 def test_a_core_that_cannot_try_locations_cheaply_is_refused():

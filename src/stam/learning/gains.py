@@ -4,7 +4,8 @@ With a core that remembers, one glimpse more costs a few tokens. So after some s
 are tried. What a location is worth is how near the agent comes to teacher and label, on average over the
 glimpses that are left: after the first of them that is computed, for later ones the critic predicts it. The
 actor learns to choose locations that are worth much: its loss is the mean worth under its own softmax, which
-is known exactly. It costs little beside trying the locations, so the actor takes several steps by it.
+is known exactly. Trying costs more than learning from it, so what was tried is kept for some batches, and the
+actor takes several steps from it after each update of the core.
 
 Departs from the paper, whose actor learns from the return of the one location that was drawn
 (`Objective.actor_critic`).
@@ -26,7 +27,9 @@ from stam.model.randomness import Randomness, random_source
 from stam.shapes import Bool, Float, Int
 
 SHARPNESS = 4.0  # of the softmax over an actor's logits
-ACTOR_STEPS = 9  # by the same gains: the first with the core and the critic, the others alone
+ACTOR_STEPS = 8  # of the actor alone, after each update of the whole agent
+_KEPT_BATCHES = 32  # from fewer the actor learns single scenes by heart
+_STATES_A_STEP = 256
 
 
 class SoftmaxPolicy(Policy):
@@ -159,6 +162,33 @@ def critic_loss(
     return F.mse_loss(predicted, goal)
 
 
+class Replay:
+    """What was tried in the last batches, for the actor to learn from again.
+
+    Its tensors keep their place in memory, as CUDA graphs want it. It is full from the start: with as many
+    copies of the first batch.
+    """
+
+    def __init__(self) -> None:
+        self.kept: tuple[Tensor, ...] = ()
+
+    def add(self, state: Float[Tensor, "tried features"], gains: Gains) -> None:
+        """Takes the states of a batch and its gains in place of the oldest."""
+        new = state.detach().float(), gains.seen, gains.values.float()
+        if not self.kept:
+            self.kept = tuple(part.expand(_KEPT_BATCHES, *part.shape).clone() for part in new)
+        for kept, part in zip(self.kept, new, strict=True):
+            kept.copy_(torch.cat((part[None], kept[:-1])))
+
+    def draw(self, generator: Randomness) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns some of the states, what had been seen, and what every location was worth."""
+        kept = [part.flatten(0, 1) for part in self.kept]
+        count = min(_STATES_A_STEP, len(kept[0]))
+        chosen = random_source(generator).integers(len(kept[0]), count, kept[0].device)
+        state, seen, values = (part[chosen] for part in kept)
+        return state, seen, values
+
+
 def states_before(gains: Gains, beliefs: Sequence[Belief]) -> Float[Tensor, "tried features"]:
     """Returns the states after which locations were tried.
 
@@ -170,7 +200,12 @@ def states_before(gains: Gains, beliefs: Sequence[Belief]) -> Float[Tensor, "tri
     return states[gains.samples, gains.num_glimpses - 1]
 
 
-def actor_loss(actor: Scorer, state: Float[Tensor, "tried features"], gains: Gains) -> Tensor:
+def actor_loss(
+    actor: Scorer,
+    state: Float[Tensor, "tried features"],
+    seen: Bool[Tensor, "tried locations"],
+    values: Float[Tensor, "tried locations"],
+) -> Tensor:
     """Returns how little the locations are worth that the actor would draw, on average.
 
     It is minus the expected advantage under the actor's softmax, in standard deviations of all advantages.
@@ -180,11 +215,12 @@ def actor_loss(actor: Scorer, state: Float[Tensor, "tried features"], gains: Gai
     Args:
         actor: Rates locations.
         state: The states after which locations were tried.
-        gains: What was tried.
+        seen: The locations that had been seen.
+        values: What each location was worth.
     """
-    unseen = (~gains.seen).float()
-    values = gains.values.float() * unseen
+    unseen = (~seen).float()
+    values = values.float() * unseen
     advantages = (values - values.sum(dim=1, keepdim=True) / unseen.sum(dim=1, keepdim=True)) * unseen
     spread = (advantages.square().sum() / unseen.sum()).sqrt().clamp_min(1e-6)
-    likely = SoftmaxPolicy(actor).weights(state, gains.seen)
+    likely = SoftmaxPolicy(actor).weights(state, seen)
     return -(likely * advantages).sum(dim=1).mean() / spread

@@ -32,6 +32,7 @@ from stam.learning.averaging import MovingAverage, averaged_state
 from stam.learning.gains import (
     ACTOR_STEPS,
     Gains,
+    Replay,
     SoftmaxPolicy,
     actor_loss,
     critic_loss,
@@ -184,6 +185,7 @@ class AgentLearner(Learner):
         if distributed.is_distributed():
             distributed.share_batch_norms(agent)
         self.tau = torch.ones((), device=self.device)
+        self.replay = Replay()
         self.meter = Meter()
         self.glimpses_read = 0  # by all updates of the batch in hand: what one takes grows with them
         self._accelerate()
@@ -282,7 +284,7 @@ class AgentLearner(Learner):
                 paths.append((copies, path))
                 self.on_progress(len(paths) / (3 * len(episodes)))  # the gradient takes the other thirds
             gains = self._try_locations(images, labels, taught, path) if self.learns_gains else None
-        logged = []
+        logged, states = [], []
         for rows in parts_of(len(images), settings.updates_per_batch):
             batch = images[rows], labels[rows], taught.part(rows)
             tried = None if gains is None else gains.part(rows)
@@ -292,10 +294,12 @@ class AgentLearner(Learner):
                 if tried is not None:
                     learned = self._gain_losses(tried, beliefs, *batch[1:])
                     total, parts = total + sum(learned.values()), parts | learned
+                    states.append(states_before(tried, beliefs).detach())
             self._update(total)
-            if tried is not None:
-                self._improve_actor(tried, states_before(tried, beliefs).detach())
             logged.append({name: part.detach().mean() for name, part in parts.items()})
+        if gains is not None:
+            self.replay.add(torch.cat(states), gains)
+            self._improve_actor(ACTOR_STEPS * settings.updates_per_batch)
         return logged
 
     def _path_losses(
@@ -340,17 +344,17 @@ class AgentLearner(Learner):
         actor, critic = self.looker.actor, self.looker.critic
         assert actor is not None and critic is not None
         return {
-            "actor": actor_loss(actor, states_before(gains, beliefs), gains),
+            "actor": actor_loss(actor, states_before(gains, beliefs), gains.seen, gains.values),
             "critic": critic_loss(critic, beliefs, labels, taught.log_q),
         }
 
-    def _improve_actor(self, gains: Gains, state: Tensor) -> None:
-        """Takes more steps of the actor alone by what every location was worth."""
+    def _improve_actor(self, num_steps: int) -> None:
+        """Updates the actor alone, by what was tried in the last batches."""
         actor = self.looker.actor
         assert actor is not None
-        for _ in range(ACTOR_STEPS - 1):
+        for _ in range(num_steps):
             with self._half_precision():
-                loss = actor_loss(actor, state, gains)
+                loss = actor_loss(actor, *self.replay.draw(self.random))
             self._update(loss)
 
     def _try_locations(
@@ -478,6 +482,7 @@ class AgentLearner(Learner):
             "optimiser": self.optimiser.state_dict(),
             "meter": self.meter.state_dict(),
             "policy": self.agent_to_use.config.policy,
+            "replay": self.replay.kept,
         }
         return state if self.averaged is None else state | {"averaged": self.averaged.state_dict()}
 
@@ -487,6 +492,7 @@ class AgentLearner(Learner):
         self.values.load_state_dict(state["values"])
         restore_optimiser(self.optimiser, state["optimiser"], self.rates)
         self.meter.sums = {name: value.to(self.device) for name, value in state["meter"].items()}
+        self.replay.kept = tuple(part.to(self.device) for part in state.get("replay", ()))
         if self.averaged is not None:
             self.averaged.load_state_dict(averaged_state(state))
         agent = self.agent_to_use
