@@ -2,10 +2,11 @@
 
     python experiments/digits_policies.py --out runs/digits-policies --processes 12
 
-The start is a core that has seen random glimpses only, so it favours no order. All agents see scenes from the
-same sets and take the same number of updates. `gains` is a learned policy too, whose actor learns from what
-every location is worth (`actor_objective`). Accuracy is on the 2,000 test scenes of seed 0, over
-`--eval-seeds` first locations each. Settings were chosen on other scenes (`pretrain_digits_causal.py`).
+The start is a core that has seen random glimpses only, so it favours no order, or another one (`--start`).
+All agents see scenes from the same sets and take the same number of updates. `gains` is a learned policy too,
+whose actor learns from what every location is worth (`actor_objective`). Accuracy is on the 2,000 test scenes
+of seed 0, over `--eval-seeds` first locations each. Settings were chosen on other scenes
+(`pretrain_digits_causal.py`).
 """
 
 import argparse
@@ -24,7 +25,7 @@ from torch import Tensor
 
 import stam
 from stam.learning.loop import Place
-from stam.weights import save_agent
+from stam.weights import save_agent, start_agent
 
 SHOWN = (1, 2, 4, 6, 8, 10, 12, 14)
 GAINS = "gains"
@@ -35,7 +36,7 @@ def run_one(task: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     out = Path(task["out"])
     start, device, size = str(out / "start"), task["device"], task["batch_size"]
-    settings = {"num_glimpses": 14, "seed": task["seed"]} | RATES
+    settings = {"num_glimpses": 14, "seed": task["seed"]} | RATES | task["settings"]
     policy = task["policy"]
     if policy == GAINS:
         policy, settings = "learned", settings | {"actor_objective": GAINS, "try_every": 4}
@@ -74,11 +75,16 @@ def prepare_start(given: argparse.Namespace) -> None:
     """Paints the scenes and trains the core that all agents start from."""
     torch.manual_seed(0)
     size = given.batch_size
-    learner, _ = stage("package:digits-core", given.device, "random", size, num_glimpses=16, base_lr=6e-4)
+    learner, config = stage(
+        "package:digits-core", given.device, "random", size, num_glimpses=16, base_lr=6e-4
+    )
     # other training scenes than those of seed 0, and the test scenes of seed 0
     grey, labels = load_scenes("train", range(100, 100 + given.num_sets), given.num_scenes, learner.device)
     test_grey, test_labels = load_scenes("test", range(1), min(2000, given.num_scenes), learner.device)
-    core = learn(learner, grey, labels, size, given.random_seconds)
+    if given.start is None:
+        core = learn(learner, grey, labels, size, given.random_seconds)
+    else:
+        core = start_agent(given.start, config.agent).eval()
     save_agent(core, given.out / "start")
     scenes = {"grey": grey, "labels": labels, "test_grey": test_grey, "test_labels": test_labels}
     torch.save({name: part.cpu() for name, part in scenes.items()}, given.out / "scenes.pt")
@@ -92,7 +98,9 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=["learned", GAINS, "random", "plus", "spiral"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--eval-seeds", type=int, default=10)
+    parser.add_argument("--start", help="a core to start from, such as package:digits-causal-core")
     parser.add_argument("--random-seconds", type=float, default=60)
+    parser.add_argument("--settings", type=json.loads, default={}, help="of the training, as JSON")
     parser.add_argument("--batches", type=int, default=1500, help="updates of each agent")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--num-sets", type=int, default=32, help="sets of training scenes")
@@ -102,7 +110,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     prepare_start(given)
-    same = {key: getattr(given, key) for key in ("device", "batch_size", "batches", "eval_seeds")}
+    same = {key: getattr(given, key) for key in ("device", "batch_size", "batches", "eval_seeds", "settings")}
     tasks = [
         {"out": str(given.out), "policy": policy, "seed": seed} | same
         for policy in given.policies

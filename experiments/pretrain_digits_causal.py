@@ -43,9 +43,7 @@ def stage(
         epochs=EPOCHS,
         tau_epochs=EPOCHS // 2,
         min_lr=1e-6,
-        feature_weight=1.0,
-        ema_batches=100,
-        **training,
+        **({"feature_weight": 1.0, "ema_batches": 100} | training),
     )
     config = dataclasses.replace(base, agent=agent_config, training=settings)
     assert config.teacher is not None

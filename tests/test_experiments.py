@@ -73,8 +73,8 @@ def test_digits_policies(tmp_path):
     out = tmp_path / "out"
     run(
         *("digits_policies.py", "--out", out, "--seeds", 1, "--eval-seeds", 1, "--policies", "gains"),
-        *("--random-seconds", 0.2, "--batches", 1, "--batch-size", 8, "--num-sets", 1, "--num-scenes", 16),
-        *("--device", "cpu"),
+        *("--start", "package:digits-causal-core", "--settings", '{"ema_batches": 2}', "--batches", 1),
+        *("--batch-size", 8, "--num-sets", 1, "--num-scenes", 16, "--device", "cpu"),
     )
     assert len(json.loads((out / "results.json").read_text())) == 1
 
