@@ -543,6 +543,8 @@ def test_own_images_are_fitted_and_explained(images, tmp_path, capsys, monkeypat
         "0",
         "--base-lr",
         "0.01",
+        "--actor-objective",
+        "gains",  # needs a causal core, which nobody has to name
     )
     said = capsys.readouterr().err
     for part in ("training and", "epochs", "learning rate", "vertical flips", "teacher:", "expected time:"):

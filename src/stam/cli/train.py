@@ -175,13 +175,13 @@ def fit_recipe(parsed: Arguments, options: list[str]) -> Fit:
         # features are followed where they are like the agent's, which the fit finds out
         training = dataclasses.replace(parsed.training, feature_weight=0.0)
         parsed = dataclasses.replace(parsed, training=training, start_from_teacher=False)
-    config = config_of(parsed)
     if not was_given(options, "--core"):
-        core = default_core(config.training.device)
-        config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, core=core))
+        training = parsed.training
+        core = "causal" if training.actor_objective == "gains" else default_core(training.device)
+        parsed = dataclasses.replace(parsed, agent=dataclasses.replace(parsed.agent, core=core))
     # whoever says how a teacher is trained wants one trained
     may_skip = not any(option.startswith("--teacher-training") for option in options)
-    return fit(config, parsed.minutes, may_skip)
+    return fit(config_of(parsed), parsed.minutes, may_skip)
 
 
 def explain(fitted: Fit, config: RunConfig) -> None:
