@@ -172,7 +172,7 @@ class TrainingConfig:
         actor_objective: How the actor learns: `actor-critic`, the paper's way, from the returns of the
             locations that were drawn; `gains` from what every location would have been worth after one step
             of each episode: all are tried. That needs a causal core.
-        try_every: With `gains`, locations are tried in one of so many scenes.
+        try_every: With `gains`, locations are tried in one of so many scenes, and at least one of an update.
         feature_weight: Weight of the distance (1 - cosine) between the agent's two features and the teacher's
             of the whole scene; 0 in the paper. For a core that starts as its teacher: it keeps what it knew.
         base_lr: Learning rate at batch 512 of everything but the critic; it scales with the batch.
@@ -267,11 +267,6 @@ class TrainingConfig:
         require_choice("consistency", self.consistency, CONSISTENCY)
         require_choice("actor_objective", self.actor_objective, ACTOR_OBJECTIVES)
         require_choice("precision", self.precision, PRECISIONS)
-        update = self.batch_size // self.updates_per_batch
-        require(
-            self.try_every <= max(1, update),
-            f"try_every {self.try_every} leaves updates of {update} images without any: make it smaller",
-        )
 
     def has_large_crops(self, epoch: int) -> bool:
         """Tells whether an epoch is one of the last, with larger crops."""

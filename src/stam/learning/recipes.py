@@ -31,6 +31,8 @@ def digits() -> RunConfig:
         training=dataclasses.replace(
             base.training,
             num_glimpses=12,
+            actor_objective="gains",
+            try_every=4,
             epochs=18,
             epoch_share=1024 / 60_000,  # four batches
             base_lr=1e-4,

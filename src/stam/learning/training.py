@@ -360,7 +360,8 @@ class AgentLearner(Learner):
     def _try_locations(
         self, images: Tensor, labels: Tensor, taught: TeacherOutput, path: one_pass.Path
     ) -> Gains:
-        every = self.settings.try_every
+        settings = self.settings
+        every = max(1, min(settings.try_every, len(images) // settings.updates_per_batch))
         return try_locations(self.looker, images, path, labels, taught.log_q, every, self.random)
 
     def run_episode(
