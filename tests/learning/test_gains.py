@@ -212,6 +212,9 @@ def test_the_last_batches_are_kept_and_drawn_from(monkeypatch):
     state, seen, values = replay.draw(torch.Generator().manual_seed(0))
     assert set(values.unique().tolist()) <= {2.0, 3.0, 4.0} and state.equal(10 * values)
     assert replay.kept[2][:, 0, 0].tolist() == [4.0, 3.0, 2.0]
+    one = Gains(torch.arange(1), torch.ones(1, dtype=torch.long), seen[:1], torch.full((1, 4), 9.0))
+    replay.add(torch.zeros(1, 4), one)  # a batch of another size
+    assert replay.kept[2].flatten().tolist() == [9.0] * 12
 
 
 def test_a_training_goes_on_from_what_was_tried():

@@ -165,8 +165,8 @@ def critic_loss(
 class Replay:
     """What was tried in the last batches, for the actor to learn from again.
 
-    Its tensors keep their place in memory, as CUDA graphs want it. It is full from the start: with as many
-    copies of the first batch.
+    Its tensors keep their place in memory, as CUDA graphs want it. It is full from the start, with copies of
+    the first batch; so it is again when a batch has another size.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class Replay:
     def add(self, state: Float[Tensor, "tried features"], gains: Gains) -> None:
         """Takes the states of a batch and its gains in place of the oldest."""
         new = state.detach().float(), gains.seen, gains.values.float()
-        if not self.kept:
+        if not self.kept or self.kept[0].shape[1:] != state.shape:  # batches of one training are alike
             self.kept = tuple(part.expand(_KEPT_BATCHES, *part.shape).clone() for part in new)
         for kept, part in zip(self.kept, new, strict=True):
             kept.copy_(torch.cat((part[None], kept[:-1])))
