@@ -160,6 +160,11 @@ def test_the_training_benchmark(tmp_path, shallow):
     assert found["profile"]["tiny"] and len(found["agreement"]) == 2 and len(found["scaling"]) == 2
 
 
+def test_the_precision_benchmark(shallow):
+    few = ("--batch-size", 2, "--num-glimpses", 2, "--rounds", 1, "--threads", torch.get_num_threads())
+    assert "times as fast in bfloat16" in run("cpu_precision.py", *few, folder="benchmarks")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it measures")
 def test_the_kernel_benchmark_needs_a_gpu():
     with pytest.raises(SystemExit, match="measures kernels for a GPU"):
