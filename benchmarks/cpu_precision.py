@@ -3,7 +3,7 @@
     python benchmarks/cpu_precision.py --size tiny --threads 2
 
 Batches are learned from in turn, in float32 and in bfloat16, so that a busy machine slows both alike; medians
-over the rounds. The agent is one of your own images: a causal core, an actor 512 wide, a teacher whose features
+over the rounds. The agent is one of your own images: causal core, actor 512 wide, a teacher whose features
 are followed. `stam train` chooses by the time of one matrix product, which is shown too.
 """
 
