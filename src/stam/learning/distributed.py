@@ -165,6 +165,16 @@ def global_mean(*values: Tensor) -> tuple[Tensor, ...]:
     return tuple((together / world_size()).unbind())
 
 
+def rows_of_all(rows: Tensor) -> Tensor:
+    """Returns the rows of all processes, in their order; each has as many."""
+    if not is_distributed():
+        return rows
+    given = rows.to(torch.uint8) if rows.dtype == torch.bool else rows.contiguous()
+    parts = [torch.empty_like(given) for _ in range(world_size())]
+    dist.all_gather(parts, given)
+    return torch.cat(parts).to(rows.dtype)
+
+
 def global_row_sum(rows: Tensor) -> Tensor:
     """Returns the sum over the rows of all processes, through which gradients flow to all of them."""
     return _SumOverProcesses.apply(rows.sum(dim=0))

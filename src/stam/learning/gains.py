@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stam.learning import distributed
 from stam.learning.one_pass import Path, step_values
 from stam.model.agent import Looker
 from stam.model.belief import Belief
@@ -174,16 +175,20 @@ class Replay:
 
     def add(self, state: Float[Tensor, "tried features"], gains: Gains) -> None:
         """Takes the states of a batch and its gains in place of the oldest."""
-        new = state.detach().float(), gains.seen, gains.values.float()
-        if not self.kept or self.kept[0].shape[1:] != state.shape:  # batches of one training are alike
+        given = state.detach().float(), gains.seen, gains.values.float()
+        new = tuple(map(distributed.rows_of_all, given))
+        if not self.kept or self.kept[0].shape[1:] != new[0].shape:  # batches of one training are alike
             self.kept = tuple(part.expand(_KEPT_BATCHES, *part.shape).clone() for part in new)
         for kept, part in zip(self.kept, new, strict=True):
             kept.copy_(torch.cat((part[None], kept[:-1])))
 
     def draw(self, generator: Randomness) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns some of the states, what had been seen, and what every location was worth."""
+        """Returns some of the states, what had been seen, and what every location was worth.
+
+        Several processes keep the same and draw different ones.
+        """
         kept = [part.flatten(0, 1) for part in self.kept]
-        count = min(_STATES_A_STEP, len(kept[0]))
+        count = max(1, min(_STATES_A_STEP, len(kept[0])) // distributed.world_size())
         chosen = random_source(generator).integers(len(kept[0]), count, kept[0].device)
         state, seen, values = (part[chosen] for part in kept)
         return state, seen, values
@@ -219,8 +224,9 @@ def actor_loss(
         values: What each location was worth.
     """
     unseen = (~seen).float()
-    values = values.float() * unseen
-    advantages = (values - values.sum(dim=1, keepdim=True) / unseen.sum(dim=1, keepdim=True)) * unseen
-    spread = (advantages.square().sum() / unseen.sum()).sqrt().clamp_min(1e-6)
+    values, num_unseen = values.float() * unseen, unseen.sum(dim=1)
+    advantages = (values - (values.sum(dim=1) / num_unseen)[:, None]) * unseen
+    (variance,) = distributed.global_mean(advantages.square().sum(dim=1) / num_unseen)
+    spread = variance.sqrt().clamp_min(1e-6)
     likely = SoftmaxPolicy(actor).weights(state, seen)
     return -(likely * advantages).sum(dim=1).mean() / spread
