@@ -94,7 +94,10 @@ def test_the_same_image_gets_the_same_answer(agent_folder, pictures, capsys):
     copies = (pictures / "a.png", pictures / "b.jpg", pictures / "a.png", pictures / "a.png")
     for options in ((), ("--seed", "4"), ("--policy", "random"), ("--first-location", "2,0")):
         found = json.loads(predict(capsys, agent_folder, *copies, "--json", *options).out)
-        assert found[0] == found[2] == found[3]
+        for other in (found[2], found[3]):  # on some processors the rows of a batch are rounded differently
+            assert other.pop("probabilities") == pytest.approx(found[0]["probabilities"], abs=1e-6)
+            assert other.pop("confidence") == pytest.approx(found[0]["confidence"], abs=1e-6)
+            assert other == {name: found[0][name] for name in other}
     assert found[0]["locations"][0] == found[1]["locations"][0] == [2, 0]
     fixed = json.loads(predict(capsys, agent_folder, pictures / "a.png", "--json").out)[0]
     assert fixed["locations"][0] == [1, 2]  # the centre of 3x4
