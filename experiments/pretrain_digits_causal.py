@@ -36,15 +36,16 @@ def stage(
     scenes = ClutteredDigits("train", num_scenes=2)
     base = get_recipe("digits-paper")
     agent_config = dataclasses.replace(base.agent, core="causal", policy=policy, labels=scenes.classes)
-    settings = dataclasses.replace(
-        base.training,
-        device=device,
-        batch_size=batch_size,
-        epochs=EPOCHS,
-        tau_epochs=EPOCHS // 2,
-        min_lr=1e-6,
-        **({"feature_weight": 1.0, "ema_batches": 100} | training),
-    )
+    usual: dict[str, Any] = {
+        "device": device,
+        "batch_size": batch_size,
+        "epochs": EPOCHS,
+        "tau_epochs": EPOCHS // 2,
+        "min_lr": 1e-6,
+        "feature_weight": 1.0,
+        "ema_batches": 100,
+    }
+    settings = dataclasses.replace(base.training, **(usual | training))
     config = dataclasses.replace(base, agent=agent_config, training=settings)
     assert config.teacher is not None
     teacher = open_teacher(config.teacher, scenes.classes, agent_config)

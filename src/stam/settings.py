@@ -184,7 +184,7 @@ class TrainingConfig:
             `augment.large_crop`: small crops show things larger than they are in use. 0 in the paper.
         ema_batches: Batches over which the weights that are validated and saved are averaged (an exponential
             moving average); 1 takes the latest weights, as the paper does.
-        tau_start: Inverse temperature of the policy in the first epoch.
+        tau_start: Inverse temperature of the policy in the first epoch; `gains` has none.
         tau_end: The same after `tau_epochs`.
         tau_epochs: Epochs over which it rises.
         precision: Of the transformer; auto is bfloat16 on a GPU and float32 elsewhere.
@@ -365,6 +365,11 @@ class TeacherConfig:
         require(
             not self.fit_classifier or self.model == "deit",
             f"fit_classifier needs a DeiT, not {self.model}: turn it off",
+        )
+        require(
+            not self.fit_classifier or self.base_lr == 0 or self.epochs > 1,
+            f"fit_classifier takes the first epoch, so that nothing learns at base_lr {self.base_lr}: set "
+            "epochs to 2 or more, base_lr to 0, or turn it off (no-fit-classifier)",
         )
         if self.model != "deit":
             known = self.model.startswith("timm:")

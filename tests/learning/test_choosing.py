@@ -353,15 +353,14 @@ def test_rows_of_pretrained_classifiers_that_stand_for_classes_are_found():
     noise = 0.3 * torch.randn(60, 16, generator=random)
     features = torch.cat([weight[wanted][labels] + noise] * 2, dim=1)  # of two classifiers, side by side
     both = [(weight, bias)] * 2
-    assert find_rows(features, labels, both) == ((7, 2, 5), 1.0)
-    assert find_rows(features, labels, []) is None
-    assert find_rows(features[:5], labels[:5], both) is None  # one class is in one half only
+    assert find_rows(features, labels, 3, both) == ((7, 2, 5), 1.0)
+    assert find_rows(features, labels, 3, []) is None
+    assert find_rows(features[:5], labels[:5], 3, both) is None  # one class has a single image
+    assert find_rows(features, labels, 4, both) is None  # one class has none
     same_row = torch.tensor([7, 7, 5])
-    assert find_rows(torch.cat([weight[same_row][labels]] * 2, dim=1), labels, both) is None
-    _, named = find_rows(torch.cat([torch.randn(60, 16, generator=random)] * 2, dim=1), labels, both) or (
-        (),
-        0,
-    )
+    assert find_rows(torch.cat([weight[same_row][labels]] * 2, dim=1), labels, 3, both) is None
+    unlike = torch.cat([torch.randn(60, 16, generator=random)] * 2, dim=1)
+    _, named = find_rows(unlike, labels, 3, both) or ((), 0.0)
     assert named < 0.7
 
 

@@ -94,7 +94,7 @@ def test_features_learn_after_a_classifier_is_fitted(tmp_path):
     run = RunFolder.create(tmp_path / "run")
     finetune(run, config, DATA, AGENT, model, record, splits.train, splits.val)
     first = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[0])
-    assert first["val/score"] > 0.8  # before the first update
+    assert first["lr/model"] == 0 and first["val/score"] > 0.8  # before the first update
     kept, _ = load_teacher_folder(run.path / "last")
     before = build_again(config, splits.train.classes)
     assert not kept.model.state_dict()["blocks.0.attn.qkv.weight"].equal(before["blocks.0.attn.qkv.weight"])
@@ -142,11 +142,17 @@ def test_a_linear_classifier_never_names_a_class_it_has_not_seen(present):
     weight, bias = fit_linear(features, labels, 4)
     answers = (features @ weight.T + bias).argmax(axis=1)
     assert set(answers) <= set(present) and (answers == labels).mean() > 0.9
+    assert bias.min() > -100  # what is not there yet can be learned
 
 
 def test_a_classifier_of_timm_is_not_fitted():
     with pytest.raises(ConfigError, match="fit_classifier needs a DeiT, not timm:resnet18"):
         TeacherConfig(model="timm:resnet18", fit_classifier=True)
+
+
+def test_a_rate_that_no_epoch_is_left_for_is_refused():
+    with pytest.raises(ConfigError, match="nothing learns at base_lr 0.0005: set epochs to 2 or more"):
+        TeacherConfig(fit_classifier=True, epochs=1)
 
 
 def test_a_student_starts_from_an_agent_or_the_package(tmp_path):

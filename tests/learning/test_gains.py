@@ -184,7 +184,7 @@ def test_locations_are_tried_in_one_scene_of_an_update_at_least():
     made = gains_learner(batch_size=7, updates_per_batch=3, try_every=50)
     for _ in batches_from(made, None, 1):
         pass
-    assert made.replay.kept[0].shape[1] == 4  # of seven scenes every second
+    assert list(made.replay.kept) == [4]  # of seven scenes every second
     assert all(value == value for value in made.meter.means().values())
 
 
@@ -206,15 +206,16 @@ def test_the_last_batches_are_kept_and_drawn_from(monkeypatch):
     places = set()
     for number in range(5):
         values = torch.full((2, 4), float(number))
-        replay.add(10 * values, Gains(torch.arange(2), torch.ones(2, dtype=torch.long), seen, values))
-        places.add(tuple(part.data_ptr() for part in replay.kept))
+        gains = Gains(torch.arange(2), torch.ones(2, dtype=torch.long), seen, values)
+        assert replay.add(10 * values, gains) == 2
+        places.add(tuple(part.data_ptr() for part in replay.kept[2]))
+        one = Gains(torch.arange(1), torch.ones(1, dtype=torch.long), seen[:1], torch.full((1, 4), 9.0))
+        replay.add(torch.zeros(1, 4), one)  # a batch of another size is kept apart
     assert len(places) == 1
-    state, seen, values = replay.draw(torch.Generator().manual_seed(0))
-    assert set(values.unique().tolist()) <= {2.0, 3.0, 4.0} and state.equal(10 * values)
-    assert replay.kept[2][:, 0, 0].tolist() == [4.0, 3.0, 2.0]
-    one = Gains(torch.arange(1), torch.ones(1, dtype=torch.long), seen[:1], torch.full((1, 4), 9.0))
-    replay.add(torch.zeros(1, 4), one)  # a batch of another size
-    assert replay.kept[2].flatten().tolist() == [9.0] * 12
+    state, seen, values = replay.draw(2, 50, torch.Generator().manual_seed(0))
+    assert len(state) == 50 and set(values.unique().tolist()) == {2.0, 3.0, 4.0} and state.equal(10 * values)
+    assert replay.kept[2][2][:, 0, 0].tolist() == [4.0, 3.0, 2.0]
+    assert replay.kept[1][2].flatten().tolist() == [9.0] * 12
 
 
 def test_a_training_goes_on_from_what_was_tried():
@@ -222,8 +223,9 @@ def test_a_training_goes_on_from_what_was_tried():
     for _ in batches_from(made, None, 2):
         pass
     other.load_state_dict(made.state_dict())
-    assert len(other.replay.kept) == 3
-    assert all(kept.equal(saved) for kept, saved in zip(other.replay.kept, made.replay.kept, strict=True))
+    assert list(other.replay.kept) == [16]
+    pairs = zip(other.replay.kept[16], made.replay.kept[16], strict=True)
+    assert all(kept.equal(saved) for kept, saved in pairs)
 
 
 def test_a_core_that_cannot_try_locations_cheaply_is_refused():

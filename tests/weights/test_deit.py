@@ -73,3 +73,5 @@ def test_the_classifiers_of_a_file_can_be_read_alone(tmp_path, distilled):
     assert distill_weight.equal(weight) != distilled
     without = {name: value for name, value in state.items() if not name.startswith("head.")}
     assert weights.read_classifiers(without) == []
+    agent = {f"core.{name}": value for name, value in state.items()}
+    assert weights.read_classifiers(agent) == []  # its classifiers have learned from glimpses

@@ -195,7 +195,7 @@ def value_of(options: list[str], name: str) -> str | None:
 
 def was_given(options: list[str], name: str) -> bool:
     """Tells whether an option was given."""
-    return any(option.split("=")[0] == name for option in options)
+    return any(option.split("=")[0].replace("_", "-") == name for option in options)
 
 
 def wants_help(options: list[str]) -> bool:

@@ -180,7 +180,11 @@ def fit_recipe(parsed: Arguments, options: list[str]) -> Fit:
         core = "causal" if training.actor_objective == "gains" else default_core(training.device)
         parsed = dataclasses.replace(parsed, agent=dataclasses.replace(parsed.agent, core=core))
     # whoever says how a teacher is trained wants one trained
-    may_skip = not any(option.startswith("--teacher-training") for option in options)
+    may_skip = not any(option.replace("_", "-").startswith("--teacher-training") for option in options)
+    if was_given(options, "--precision") and choose_device(parsed.training.device).type == "cpu":
+        named = {"auto": "float32"}.get(parsed.training.precision, parsed.training.precision)
+        training = dataclasses.replace(parsed.training, precision=named)  # so that nothing else is chosen
+        parsed = dataclasses.replace(parsed, training=training)
     return fit(config_of(parsed), parsed.minutes, may_skip)
 
 

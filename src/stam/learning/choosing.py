@@ -180,7 +180,7 @@ def choose(
     if config.teacher is None:
         start = "; the agent starts from it and follows its features" if feature_weight > 0 else ""
         reasons.append(f"teacher: {how_taught}{start}")
-    elif survey.named is not None and config.teacher == config.init:
+    elif survey.named is not None and (config.teacher, config.class_indices) == (config.init, survey.rows):
         reasons.append(
             f"teacher: the starting weights, which name {100 * survey.named:.0f}% of the images rightly"
         )
@@ -252,7 +252,9 @@ def _teacher(config: RunConfig, survey: Survey, effort: float) -> tuple[dict[str
     scale = math.sqrt(_TEACHER_BATCH / batch)
     if fits:
         epochs, share = _epochs_after_fitting(total, num_images, batch)
-        how = f"{named} fine-tuned for {epochs - 1} epochs, after a classifier is fitted to its features"
+        learning = f"{epochs - 1} epoch{'s' if epochs > 2 else ''}"
+        learning += "" if share == 1 else f" of {100 * share:.2g}% of the images"
+        how = f"{named} fine-tuned for {learning}, after a classifier is fitted to its features"
     else:
         epochs, share = _epochs_and_share(total, num_images, batch, least_epochs=10)
         gently = ", gently" if known > 0.5 else ""

@@ -32,6 +32,7 @@ _PLACE = Place(epoch=0, batch=0, last_of_epoch=False)
 _FEW, _MORE = 4, 12  # images of the batches that are timed on a CPU
 _IN_A_ROW = 4  # whole batches that are timed on a GPU
 FORWARD_SHARE = 1 / 3  # what a whole image forward costs, of learning from it
+_FIT_SECONDS = 2e-8  # of fitting a classifier, for each image, feature and class
 _ONCE_IS_ENOUGH = 6.0  # seconds of the first ones, beyond which they are not repeated: people wait
 
 
@@ -138,6 +139,9 @@ def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int)
     forward_only = how.epochs if how.base_lr == 0 else int(how.fit_classifier)  # epochs
     share = 1 - forward_only / how.epochs * (1 - FORWARD_SHARE)
     learned = speed.teacher.of(num_batches, how.batch_size) * share
+    if how.fit_classifier:
+        fitted = forward_only * (num_batches / how.epochs) * how.batch_size
+        learned += _FIT_SECONDS * fitted * config.agent.width * config.agent.num_classes
     return ExpectedTime(learned + seen, agent)
 
 

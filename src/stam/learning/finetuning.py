@@ -248,7 +248,8 @@ class TeacherLearner(Learner):
         metrics |= {f"loss/{name}": mean for name, mean in self.meter.means().items()}
         if self.validates_after(epoch, self.config.validate_every, self.config.epochs):
             teacher = Teacher(self.model, len(self.record["labels"]))
-            metrics["val/score"] = whole_image_accuracy(teacher, self.agent, self.data, self.val_scenes)
+            given = self.agent, self.data, self.val_scenes, self.config.precision
+            metrics["val/score"] = whole_image_accuracy(teacher, *given)
             self._mark_trained()
         return metrics
 
@@ -292,6 +293,11 @@ class FittedTeacherLearner(TeacherLearner):
 
     def _is_fitting(self, epoch: int) -> bool:
         return epoch == 0 or self.config.base_lr == 0
+
+    def learning_rates(self, epoch: int) -> dict[str, float]:
+        """Returns the learning rate of each part in an epoch; 0 while the classifier is fitted."""
+        rates = super().learning_rates(epoch)
+        return dict.fromkeys(rates, 0.0) if self._is_fitting(epoch) else rates
 
     def train_batch(self, place: Place, raw: RawBatch) -> None:
         """Notes the features of some images, or takes an optimiser step."""
@@ -356,13 +362,15 @@ def _parts(model: nn.Module, config: TeacherConfig) -> dict[str, list[tuple[str,
     }
 
 
-def whole_image_accuracy(teacher: Teacher, agent: AgentConfig, data: DataConfig, scenes: Scenes) -> float:
+def whole_image_accuracy(
+    teacher: Teacher, agent: AgentConfig, data: DataConfig, scenes: Scenes, precision: str = "auto"
+) -> float:
     """Returns the share of scenes a teacher names rightly from the whole image."""
     device = next(teacher.model.parameters()).device
     view = EvaluationView(agent.image_size, data.resize_size)
     planned = batches(np.arange(len(scenes)), 128, drop_last=False)
     correct = torch.zeros((), dtype=torch.long, device=device)
-    with autocast(device, "auto"):
+    with autocast(device, precision):
         for raw in BatchLoader(scenes, planned, view, num_workers(data)):
             images = normalise(raw.images.to(device), agent.mean, agent.std)
             scores = teacher(images)

@@ -114,7 +114,7 @@ def fit(config: RunConfig, minutes: float | None = None, may_skip_teacher: bool 
     teacher, model, is_like_agent = _find_teacher(config, agent, train)
     survey = Survey(len(train), len(train.classes))
     if config.init != NOTHING:
-        survey = look_at(train, agent, config.data, device, _classifiers(config))
+        survey = distributed.of_first(look_at(train, agent, config.data, device, _classifiers(config)))
     if may_skip_teacher and survey.is_named and config.teacher is None and config.class_indices is None:
         # what names the classes already is the teacher, and its classifiers are those the agent starts with
         config = dataclasses.replace(config, teacher=config.init, class_indices=survey.rows)
@@ -184,10 +184,7 @@ def with_fast_precision(config: RunConfig, device: torch.device) -> tuple[RunCon
 
 
 def _classifiers(config: RunConfig) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Returns the classifiers of the DeiT file that a training starts from.
-
-    A folder has none that count: an agent's have learned from glimpses, and a teacher sees whole images.
-    """
+    """Returns the classifiers of the DeiT file that a training starts from; of a folder of ours none."""
     start = None if config.init == NOTHING else locate(config.init)
     return [] if start is None or start.is_dir() else read_classifiers(start)
 

@@ -4,8 +4,8 @@ With a core that remembers, one glimpse more costs a few tokens. So after some s
 are tried. What a location is worth is how near the agent comes to teacher and label, on average over the
 glimpses that are left: after the first of them that is computed, for later ones the critic predicts it. The
 actor learns to choose locations that are worth much: its loss is the mean worth under its own softmax, which
-is known exactly. Trying costs more than learning from it, so what was tried is kept for some batches, and the
-actor takes several steps from it after each update of the core.
+is known exactly. What was tried in the last batches is kept, and the actor takes some steps from it after
+each batch.
 
 Departs from the paper, whose actor learns from the return of the one location that was drawn
 (`Objective.actor_critic`).
@@ -28,9 +28,9 @@ from stam.model.randomness import Randomness, random_source
 from stam.shapes import Bool, Float, Int
 
 SHARPNESS = 4.0  # of the softmax over an actor's logits
-ACTOR_STEPS = 8  # of the actor alone, after each update of the whole agent
+ACTOR_STEPS = 8  # of the actor alone, after a batch, for each update that the whole agent made of it
+STATES_A_STEP = 4  # for each that was tried for such an update
 _KEPT_BATCHES = 32  # from fewer the actor learns single scenes by heart
-_STATES_A_STEP = 256
 
 
 class SoftmaxPolicy(Policy):
@@ -166,30 +166,33 @@ def critic_loss(
 class Replay:
     """What was tried in the last batches, for the actor to learn from again.
 
-    Its tensors keep their place in memory, as CUDA graphs want it. It is full from the start, with copies of
-    the first batch; so it is again when a batch has another size.
+    Batches of each size are kept apart, in tensors that keep their place in memory, as CUDA graphs want it.
+    They are full from the start, with copies of the first batch. Several processes keep the same.
+
+    Attributes:
+        kept: For each number of rows of a batch: states, what had been seen, and what every location was
+            worth, (batches, rows, ...).
     """
 
     def __init__(self) -> None:
-        self.kept: tuple[Tensor, ...] = ()
+        self.kept: dict[int, tuple[Tensor, ...]] = {}
 
-    def add(self, state: Float[Tensor, "tried features"], gains: Gains) -> None:
-        """Takes the states of a batch and its gains in place of the oldest."""
+    def add(self, state: Float[Tensor, "tried features"], gains: Gains) -> int:
+        """Takes the states of a batch and its gains in place of the oldest; returns how many rows it has."""
         given = state.detach().float(), gains.seen, gains.values.float()
         new = tuple(map(distributed.rows_of_all, given))
-        if not self.kept or self.kept[0].shape[1:] != new[0].shape:  # batches of one training are alike
-            self.kept = tuple(part.expand(_KEPT_BATCHES, *part.shape).clone() for part in new)
-        for kept, part in zip(self.kept, new, strict=True):
+        rows = len(new[0])
+        if rows not in self.kept:
+            self.kept[rows] = tuple(part.expand(_KEPT_BATCHES, *part.shape).clone() for part in new)
+        for kept, part in zip(self.kept[rows], new, strict=True):
             kept.copy_(torch.cat((part[None], kept[:-1])))
+        return rows
 
-    def draw(self, generator: Randomness) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns some of the states, what had been seen, and what every location was worth.
-
-        Several processes keep the same and draw different ones.
-        """
-        kept = [part.flatten(0, 1) for part in self.kept]
-        count = max(1, min(_STATES_A_STEP, len(kept[0])) // distributed.world_size())
-        chosen = random_source(generator).integers(len(kept[0]), count, kept[0].device)
+    def draw(self, rows: int, count: int, generator: Randomness) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns so many of the rows of batches of a size, for all processes together, at random."""
+        kept = [part.flatten(0, 1) for part in self.kept[rows]]
+        share = max(1, count // distributed.world_size())
+        chosen = random_source(generator).integers(len(kept[0]), share, kept[0].device)
         state, seen, values = (part[chosen] for part in kept)
         return state, seen, values
 

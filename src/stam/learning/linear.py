@@ -13,7 +13,10 @@ def fit_linear(
     num_classes: int,
     strength: float = 0.1,
 ) -> tuple[Float[np.ndarray, "classes width"], Float[np.ndarray, " classes"]]:
-    """Returns the weight and bias of a classifier; classes of no image are never its answer.
+    """Returns the weight and bias of a classifier.
+
+    A class of no image is less likely than any other, and as unlikely for each of these images; it can still
+    be learned.
 
     Args:
         features: What is known of each image.
@@ -34,7 +37,8 @@ def fit_linear(
     if len(rows) == 1:  # two classes have one row, for the second
         rows, offsets = np.concatenate((0 * rows, rows)), np.concatenate((0 * offsets, offsets))
     offsets = offsets - rows @ mean
+    least = float((features @ rows.T + offsets).min()) - 1
     weight = np.zeros((num_classes, features.shape[1]), dtype=np.float32)
-    bias = np.full(num_classes, -1e4, dtype=np.float32)
+    bias = np.full(num_classes, least, dtype=np.float32)
     weight[fitted.classes_], bias[fitted.classes_] = rows, offsets
     return weight, bias

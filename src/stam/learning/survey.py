@@ -34,8 +34,8 @@ class Survey:
         upside_down: How often a linear classifier of the starting core's features tells an image from the
             same image upside down; 0.5 is chance. `None` where that was not tried.
         separable: How often such a classifier names the class. `None` where that was not tried.
-        rows: For each class, the row of the starting weights' own classifiers that stands for it, as far as
-            one does; `None` where there are no such classifiers or too few images.
+        rows: For each class, the row of the starting weights' own classifiers that stands for it; `None`
+            where there are no such classifiers, too few images, or two classes would have the same row.
         named: How often these rows name the class; `None` likewise.
     """
 
@@ -89,7 +89,8 @@ def look_at(
     features, label = np.concatenate(upright), np.concatenate(labels)
     both = np.stack((features, np.concatenate(flipped)))  # (2, images, D)
     enough = len(chosen) >= _LEAST_A_CLASS * max(len(scenes.classes), _FOLDS)
-    found = find_rows(torch.from_numpy(features), torch.from_numpy(label), classifiers) if enough else None
+    known = torch.from_numpy(features), torch.from_numpy(label)
+    found = find_rows(*known, len(scenes.classes), classifiers) if enough else None
     return Survey(
         len(scenes),
         len(scenes.classes),
@@ -102,32 +103,33 @@ def look_at(
 def find_rows(
     features: Float[Tensor, "images features"],
     labels: Int[Tensor, " images"],
+    num_classes: int,
     classifiers: Sequence[tuple[Tensor, Tensor]],
 ) -> tuple[tuple[int, ...], float] | None:
     """Finds the rows of pretrained classifiers that stand for classes, and how often they name them.
 
     The row of a class is the one that gives its images the highest log-probability on average. How often they
-    are right is measured on one half of the images with rows that the other half chose.
+    are right is measured on one half of each class's images with rows that the other half chose.
 
     Args:
         features: What the classifiers see, all their features side by side.
         labels: The class of each image.
+        num_classes: How many classes there are.
         classifiers: Weight and bias of each.
 
     Returns:
-        The rows and that share; nothing without classifiers, where a class has no image in one half, or where
-        two classes have the same row.
+        The rows and that share; nothing without classifiers, where a class has fewer than two images, or
+        where two classes have the same row.
     """
     if not classifiers:
         return None
     parts = features.chunk(len(classifiers), dim=1)
     each = [part @ weight.t() + bias for part, (weight, bias) in zip(parts, classifiers, strict=True)]
     log_probabilities = ensemble_log_probabilities(*each)
-    num_classes = int(labels.max()) + 1
-    first = torch.arange(len(labels)) % 2 == 0
-    halves = first, ~first
-    if any(len(labels[half].unique()) < num_classes for half in halves):
+    if int(labels.bincount(minlength=num_classes).min()) < 2:
         return None
+    by_class = labels.argsort(stable=True)
+    halves = by_class[::2], by_class[1::2]
     rows = _likeliest_rows(log_probabilities, labels)
     if len(rows.unique()) < num_classes:
         return None

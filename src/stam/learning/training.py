@@ -31,6 +31,7 @@ from stam.learning import distributed, one_pass
 from stam.learning.averaging import MovingAverage, averaged_state
 from stam.learning.gains import (
     ACTOR_STEPS,
+    STATES_A_STEP,
     Gains,
     Replay,
     SoftmaxPolicy,
@@ -298,8 +299,7 @@ class AgentLearner(Learner):
             self._update(total)
             logged.append({name: part.detach().mean() for name, part in parts.items()})
         if gains is not None:
-            self.replay.add(torch.cat(states), gains)
-            self._improve_actor(ACTOR_STEPS * settings.updates_per_batch)
+            self._improve_actor(self.replay.add(torch.cat(states), gains))
         return logged
 
     def _path_losses(
@@ -348,13 +348,14 @@ class AgentLearner(Learner):
             "critic": critic_loss(critic, beliefs, labels, taught.log_q),
         }
 
-    def _improve_actor(self, num_steps: int) -> None:
-        """Updates the actor alone, by what was tried in the last batches."""
-        actor = self.looker.actor
+    def _improve_actor(self, num_tried: int) -> None:
+        """Updates the actor alone, by what was tried in this and the last batches."""
+        actor, updates = self.looker.actor, self.settings.updates_per_batch
         assert actor is not None
-        for _ in range(num_steps):
+        count = max(1, STATES_A_STEP * num_tried // updates)
+        for _ in range(ACTOR_STEPS * updates):
             with self._half_precision():
-                loss = actor_loss(actor, *self.replay.draw(self.random))
+                loss = actor_loss(actor, *self.replay.draw(num_tried, count, self.random))
             self._update(loss)
 
     def _try_locations(
@@ -493,7 +494,8 @@ class AgentLearner(Learner):
         self.values.load_state_dict(state["values"])
         restore_optimiser(self.optimiser, state["optimiser"], self.rates)
         self.meter.sums = {name: value.to(self.device) for name, value in state["meter"].items()}
-        self.replay.kept = tuple(part.to(self.device) for part in state.get("replay", ()))
+        kept = state.get("replay", {})
+        self.replay.kept = {rows: tuple(part.to(self.device) for part in kept[rows]) for rows in kept}
         if self.averaged is not None:
             self.averaged.load_state_dict(averaged_state(state))
         agent = self.agent_to_use

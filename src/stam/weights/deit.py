@@ -222,8 +222,11 @@ def _fit_classifiers(
 def read_classifiers(path: Source) -> list[tuple[Tensor, Tensor]]:
     """Returns weight and bias of both classifiers of a DeiT file; nothing where it lacks one.
 
-    The one of a plain DeiT stands for both, as in `load_deit`.
+    The one of a plain DeiT stands for both, as in `load_deit`. An agent of ours has none in this sense: its
+    classifiers have learned from glimpses.
     """
+    if "core.cls_token" in read_state_dict(path):
+        return []
     state = _with_distillation(read_deit(path))
     names = [[f"{head}.weight", f"{head}.bias"] for head in ("head", "head_dist")]
     if any(name not in state for pair in names for name in pair):
