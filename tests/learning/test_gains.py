@@ -119,8 +119,8 @@ def test_the_actor_learns_to_look_where_most_is_to_be_learned():
     seen = torch.rand(12, 16) < 0.3
     gains = Gains(torch.arange(12), 1 + torch.arange(12) % 3, seen, values)
     beliefs = [Belief(torch.randn(12, 64), torch.zeros(12, 5), torch.zeros(12, 5)) for _ in range(4)]
-    optimiser = torch.optim.AdamW(actor.parameters(), lr=1e-2)
-    for _ in range(200):
+    optimiser = torch.optim.AdamW(actor.parameters(), lr=1e-3)
+    for _ in range(600):
         loss = actor_loss(actor, states_before(gains, beliefs), seen, values)
         optimiser.zero_grad()
         loss.backward()
@@ -129,7 +129,7 @@ def test_the_actor_learns_to_look_where_most_is_to_be_learned():
     logits = actor(state, torch.arange(16).expand(12, -1)).masked_fill(seen, -torch.inf)
     chosen = values.gather(1, logits.argmax(1, keepdim=True))
     best = values.masked_fill(seen, -torch.inf).amax(1, keepdim=True)
-    assert (best - chosen).mean() < 0.1  # nats: what is nearly as good as the best will do
+    assert (best - chosen).max() < 0.2  # nats: what is nearly as good as the best will do
 
 
 def test_the_loss_is_the_expected_advantage_of_what_the_actor_would_draw():

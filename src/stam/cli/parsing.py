@@ -195,7 +195,12 @@ def value_of(options: list[str], name: str) -> str | None:
 
 def was_given(options: list[str], name: str) -> bool:
     """Tells whether an option was given."""
-    return any(option.split("=")[0].replace("_", "-") == name for option in options)
+    return name in names_of(options)
+
+
+def names_of(options: list[str]) -> list[str]:
+    """Returns the names of options as they are documented: `_` may stand for `-`."""
+    return [option.split("=")[0].replace("_", "-") for option in options]
 
 
 def wants_help(options: list[str]) -> bool:

@@ -12,7 +12,7 @@ import tyro
 
 from stam.cli import zoo
 from stam.cli.logging import metric_loggers
-from stam.cli.parsing import next_command, parse, require_out, split_positionals, was_given
+from stam.cli.parsing import names_of, next_command, parse, require_out, split_positionals, was_given
 from stam.cli.processes import processes
 from stam.cli.recipes import (
     choose_base,
@@ -180,10 +180,10 @@ def fit_recipe(parsed: Arguments, options: list[str]) -> Fit:
         core = "causal" if training.actor_objective == "gains" else default_core(training.device)
         parsed = dataclasses.replace(parsed, agent=dataclasses.replace(parsed.agent, core=core))
     # whoever says how a teacher is trained wants one trained
-    may_skip = not any(option.replace("_", "-").startswith("--teacher-training") for option in options)
-    if was_given(options, "--precision") and choose_device(parsed.training.device).type == "cpu":
-        named = {"auto": "float32"}.get(parsed.training.precision, parsed.training.precision)
-        training = dataclasses.replace(parsed.training, precision=named)  # so that nothing else is chosen
+    may_skip = not any(name.startswith("--teacher-training") for name in names_of(options))
+    on_cpu, training = choose_device(parsed.training.device).type == "cpu", parsed.training
+    if on_cpu and training.precision == "auto" and was_given(options, "--precision"):
+        training = dataclasses.replace(training, precision="float32")  # what it means: nothing else is chosen
         parsed = dataclasses.replace(parsed, training=training)
     return fit(config_of(parsed), parsed.minutes, may_skip)
 

@@ -293,9 +293,10 @@ class AgentLearner(Learner):
                 part = [(n, path.part(slice(n * rows.start, n * rows.stop))) for n, path in paths]
                 total, parts, beliefs = self._path_losses(policy, *batch, part)
                 if tried is not None:
-                    learned = self._gain_losses(tried, beliefs, *batch[1:])
+                    state = states_before(tried, beliefs)
+                    learned = self._gain_losses(tried, state, beliefs, *batch[1:])
                     total, parts = total + sum(learned.values()), parts | learned
-                    states.append(states_before(tried, beliefs).detach())
+                    states.append(state.detach())
             self._update(total)
             logged.append({name: part.detach().mean() for name, part in parts.items()})
         if gains is not None:
@@ -339,12 +340,17 @@ class AgentLearner(Learner):
         return self.settings.actor_objective == "gains" and self.agent.actor is not None
 
     def _gain_losses(
-        self, gains: Gains, beliefs: Sequence[Belief], labels: Tensor, taught: TeacherOutput
+        self,
+        gains: Gains,
+        state: Tensor,
+        beliefs: Sequence[Belief],
+        labels: Tensor,
+        taught: TeacherOutput,
     ) -> dict[str, Tensor]:
         actor, critic = self.looker.actor, self.looker.critic
         assert actor is not None and critic is not None
         return {
-            "actor": actor_loss(actor, states_before(gains, beliefs), gains.seen, gains.values),
+            "actor": actor_loss(actor, state, gains.seen, gains.values),
             "critic": critic_loss(critic, beliefs, labels, taught.log_q),
         }
 

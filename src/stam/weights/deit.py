@@ -225,9 +225,10 @@ def read_classifiers(path: Source) -> list[tuple[Tensor, Tensor]]:
     The one of a plain DeiT stands for both, as in `load_deit`. An agent of ours has none in this sense: its
     classifiers have learned from glimpses.
     """
-    if "core.cls_token" in read_state_dict(path):
+    raw = read_state_dict(path)
+    if "core.cls_token" in raw:
         return []
-    state = _with_distillation(read_deit(path))
+    state = _with_distillation(read_deit(raw))
     names = [[f"{head}.weight", f"{head}.bias"] for head in ("head", "head_dist")]
     if any(name not in state for pair in names for name in pair):
         return []
