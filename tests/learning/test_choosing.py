@@ -269,7 +269,7 @@ def test_epochs_follow_the_speed_of_the_first_ones(monkeypatch, images):
 
 def test_validations_are_as_slow_as_epochs(monkeypatch, images):
     num_images = len(images.train)
-    fitted = fit_in(30.0 * num_images, monkeypatch, images, look=num_images / len(images.val))
+    fitted = fit_in(60.0 * num_images, monkeypatch, images, look=num_images / len(images.val))
     config = fitted.choice.config
     training = dataclasses.replace(
         config.training,
@@ -281,10 +281,10 @@ def test_validations_are_as_slow_as_epochs(monkeypatch, images):
     )
     config = dataclasses.replace(config, training=training)
     # an epoch was expected to take as long as a validation; both take twice that
-    assert fitted.fit_to_time(config)(3, 2.0 * num_images) == 3 + 13
+    assert fitted.fit_to_time(config)(3, 2.0 * num_images) == 3 + 27
     training = dataclasses.replace(training, choose_policy=True)
     choosing = dataclasses.replace(config, training=training)
-    assert fitted.fit_to_time(choosing)(3, 2.0 * num_images) == 3 + 11, "two more policies at the end"
+    assert fitted.fit_to_time(choosing)(3, 2.0 * num_images) == 3 + 6, "three policies at the end, 8 times each"
 
 
 def test_without_a_time_the_epochs_stay(monkeypatch, images):

@@ -31,7 +31,7 @@ from stam.learning.finetuning import whole_image_accuracy
 from stam.learning.loop import Meter, Place
 from stam.learning.optimisation import make_optimiser, restore_optimiser
 from stam.learning.training import AgentLearner
-from stam.learning.validation import policies_to_try, validate
+from stam.learning.validation import compare_policies, num_rounds, policies_to_try, validate
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
@@ -262,7 +262,7 @@ def accuracies(monkeypatch, means: dict[str, float]) -> None:
     def known(agent, config, scenes, policy=None, seed=None):
         return [means[policy]] * config.training.num_glimpses
 
-    monkeypatch.setattr("stam.learning.training.validate", known)
+    monkeypatch.setattr("stam.learning.validation.validate", known)
 
 
 def test_a_validation_chooses_when_an_order_takes_over(tmp_path, monkeypatch):
@@ -282,6 +282,25 @@ def test_a_validation_chooses_when_an_order_takes_over(tmp_path, monkeypatch):
     accuracies(monkeypatch, {"learned": 0.7, "learned:1": 0.6})
     assert resumed.end_epoch(1)["val/actor_glimpses"] == 4
     assert resumed.agent_to_use.config.policy == "learned"
+
+
+def test_policies_are_compared_from_several_first_locations_where_scenes_are_few(monkeypatch):
+    scenes, agent = glyph_scenes(60), learner().agent
+    training = TrainingConfig(num_glimpses=2, batch_size=60, seed=5)
+    config = RunConfig(agent=AGENT, data=DataConfig(num_workers=0), training=training)
+    asked = []
+
+    def noisy(agent, config, scenes, policy=None, seed=None):
+        asked.append((policy, seed))
+        return [0.1 * seed] * 2
+
+    monkeypatch.setattr("stam.learning.validation.validate", noisy)
+    found = compare_policies(agent, config, scenes, ["learned", "random"])
+    seeds = range(5, 12)  # 7 looks at each of 60 scenes are just more than 400
+    assert asked == [(policy, seed) for policy in ("learned", "random") for seed in seeds]
+    assert found == {policy: pytest.approx([0.8, 0.8]) for policy in ("learned", "random")}
+    assert num_rounds(2, 1000) == num_rounds(1, 60) == 1
+    assert num_rounds(2, 3) == 8, "more tell little: they are the same scenes"
 
 
 @pytest.mark.parametrize("given", [{"choose_policy": False}, {}])

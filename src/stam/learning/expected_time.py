@@ -22,7 +22,7 @@ from stam.learning.optimisation import autocast, choose_device
 from stam.learning.timing import seconds
 from stam.learning.training import AgentLearner, glimpses_of_batch
 from stam.learning.training import plan as training_plan
-from stam.learning.validation import policies_to_try, validation_batch
+from stam.learning.validation import num_rounds, policies_to_try, validation_batch
 from stam.model.agent import Agent, evaluating
 from stam.model.teacher import Teacher
 from stam.scene.pixels import normalise
@@ -130,8 +130,8 @@ def measure(
 def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int) -> ExpectedTime:
     """Returns how long a training takes at a measured speed."""
     training, how = config.training, config.teacher_training
-    looks = num_validations(config, training.epochs) * min(num_val, training.validation_images)
-    agent = speed.of_agent(config, num_train) + looks * speed.look
+    num_val_looks = num_looks(config, training.epochs, num_val)
+    agent = speed.of_agent(config, num_train) + num_val_looks * speed.look
     if speed.teacher is None:
         return ExpectedTime(0.0, agent)
     num_batches = teacher_plan(num_train, how).num_batches()
@@ -145,10 +145,17 @@ def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int)
     return ExpectedTime(learned + seen, agent)
 
 
-def num_validations(config: RunConfig, epochs: int) -> int:
-    """Returns how often an agent is validated in so many epochs; the last time by several policies."""
-    tried = policies_to_try(config.agent, config.training)
-    return _validations(epochs, config.training.validate_every) + len(tried) - 1
+def num_looks(config: RunConfig, epochs: int, num_val: int, done: int = 0) -> int:
+    """Returns how many looks the validations take of those epochs that are not done yet.
+
+    The last validation compares policies.
+    """
+    training = config.training
+    count = min(num_val, training.validation_images)
+    tried = len(policies_to_try(config.agent, training))
+    last = tried * num_rounds(tried, count)
+    to_come = _validations(epochs, training.validate_every) - done // training.validate_every
+    return count * (to_come - 1 + last)
 
 
 def _validations(epochs: int, every: int) -> int:

@@ -13,7 +13,7 @@ from stam.data import Scenes, Splits
 from stam.errors import StamError, WeightsError
 from stam.learning import distributed
 from stam.learning.choosing import MOST_EFFORT, Choice, choose
-from stam.learning.expected_time import ExpectedTime, Speed, expected_time, measure, num_validations
+from stam.learning.expected_time import ExpectedTime, Speed, expected_time, measure, num_looks
 from stam.learning.experiment import open_data, with_classes, with_images_kept
 from stam.learning.finetuning import build_student
 from stam.learning.optimisation import choose_device
@@ -68,16 +68,15 @@ class Fit:
         if deadline is None:
             return None
         training = config.training
-        validation = min(len(self.splits.val), training.validation_images) * self.speed.look
-
+        num_val = len(self.splits.val)
         an_epoch = self.speed.of_agent(config, len(self.splits.train)) / training.epochs
 
         def fitting_epochs(done: int, seconds: float) -> int:
             left = deadline - time.monotonic()
 
             def needed(epochs: int) -> float:
-                validations = num_validations(config, epochs) - done // training.validate_every
-                return (epochs - done) * seconds + validations * validation * seconds / an_epoch
+                looks = num_looks(config, epochs, num_val, done)
+                return (epochs - done) * seconds + looks * self.speed.look * seconds / an_epoch
 
             possible = range(done + 1, self.most_epochs + 1)
             return max((epochs for epochs in possible if needed(epochs) <= left), default=done + 1)

@@ -51,7 +51,7 @@ from stam.learning.optimisation import (
     restore_optimiser,
 )
 from stam.learning.runs import RunFolder
-from stam.learning.validation import budgets, policies_to_try, validate
+from stam.learning.validation import budgets, compare_policies, policies_to_try
 from stam.model.agent import Agent, Looker, evaluating
 from stam.model.belief import Belief
 from stam.model.core import OnePassCore
@@ -473,7 +473,7 @@ class AgentLearner(Learner):
         """
         agent, settings = self.agent_to_use, self.settings
         policies = policies_to_try(self.config.agent, settings) if is_last else [agent.config.policy]
-        found = {policy: validate(agent, self.config, self.val_scenes, policy) for policy in policies}
+        found = compare_policies(agent, self.config, self.val_scenes, policies)
         best = max(found, key=lambda policy: sum(found[policy]))
         agent.config = replace(agent.config, policy=best)
         accuracy = found[best]

@@ -1,5 +1,8 @@
 """How good an agent is while it trains: its accuracy after each glimpse, on some validation scenes."""
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,6 +17,9 @@ from stam.model.agent import Agent, evaluating
 from stam.model.policy import Policy
 from stam.scene.pixels import normalise
 from stam.settings import RunConfig, TrainingConfig
+
+_LEAST_LOOKS = 400  # of each policy that is compared; the first location decides much of a single look
+_MOST_ROUNDS = 8
 
 
 def budgets(num_glimpses: int) -> list[int]:
@@ -33,6 +39,29 @@ def policies_to_try(agent: AgentConfig, training: TrainingConfig) -> list[str]:
         return [agent.policy]
     handovers = [count for count in (8, 1) if count < training.num_glimpses - 1]
     return ["learned", *(f"learned:{count}" for count in handovers)]
+
+
+def num_rounds(num_policies: int, num_scenes: int) -> int:
+    """Returns how many first locations each scene gets: several where policies are compared on few scenes."""
+    if num_policies == 1:
+        return 1
+    return min(_MOST_ROUNDS, math.ceil(_LEAST_LOOKS / max(1, num_scenes)))
+
+
+def compare_policies(
+    agent: Agent, config: RunConfig, scenes: Scenes, policies: Sequence[str]
+) -> dict[str, list[float]]:
+    """Returns the accuracy after each glimpse by each policy, all from the same first locations."""
+    training = config.training
+    rounds = num_rounds(len(policies), min(len(scenes), training.validation_images))
+    found = {}
+    for policy in policies:
+        accuracies = [
+            validate(agent, config, scenes, policy, training.seed + round_index)
+            for round_index in range(rounds)
+        ]
+        found[policy] = [sum(after) / rounds for after in zip(*accuracies, strict=True)]
+    return found
 
 
 def validate(
