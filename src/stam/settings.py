@@ -289,6 +289,13 @@ class TrainingConfig:
         """Returns the policy's inverse temperature in an epoch: linear, then constant."""
         return self.tau_start + (self.tau_end - self.tau_start) * min(epoch / self.tau_epochs, 1.0)
 
+    def with_epochs(self, epochs: int) -> "TrainingConfig":
+        """Returns the settings of a longer or shorter training, its schedules in proportion."""
+        ratio = epochs / self.epochs
+        averaged = max(2, round(self.ema_batches * ratio)) if self.ema_batches > 1 else self.ema_batches
+        tau_epochs = max(1, round(self.tau_epochs * ratio))
+        return dataclasses.replace(self, epochs=epochs, tau_epochs=tau_epochs, ema_batches=averaged)
+
     def learning_rate(self, base: float, epoch: int) -> float:
         """Returns the learning rate of an epoch: scaled by the batch, then a cosine to `min_lr`."""
         scenes = self.batch_size / self.updates_per_batch

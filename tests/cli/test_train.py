@@ -560,6 +560,21 @@ def test_own_images_are_fitted_and_explained(images, tmp_path, capsys, monkeypat
     assert "not empty" in fails(capsys, "train", images, "--out", tmp_path / "run", *fit_to)
 
 
+def test_a_number_of_epochs_stays_and_schedules_follow_it(images, tmp_path, capsys, monkeypatch):
+    speed = Speed(Cost(0, 0.2, 0.004), Cost(0, 0.1, 0.002), 0.0004, glimpses=12)
+    monkeypatch.setattr(fitting, "measure", lambda *given: speed)
+    few = ["--num-glimpses", "3", "--num-workers", "0", "--teacher-training.epochs", "1", *AGENT]
+    given = ["--init", "none", "--device", "cpu", "--epochs", "8", "--ema-batches", "7"]
+    run("train", images, "--out", tmp_path / "run", *given, *few)
+    said = capsys.readouterr().err
+    assert "but epochs 8, as you say" in said and "but ema-batches 7, as you say" in said
+    assert "tau-epochs" not in said, "it follows from the epochs"
+    training = RunFolder.open(tmp_path / "run").config().training
+    assert (training.epochs, training.ema_batches) == (8, 7)
+    assert training.tau_epochs == pytest.approx(4, abs=1)
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 8
+
+
 class ToyConv(nn.Module):
     """A classifier as timm makes them."""
 

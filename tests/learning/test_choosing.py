@@ -17,7 +17,7 @@ from stam.data.loader import BatchLoader, EvaluationView
 from stam.errors import StamError
 from stam.learning import distributed, fitting
 from stam.learning import expected_time as expecting
-from stam.learning.choosing import MOST_EFFORT, choose
+from stam.learning.choosing import MOST_EFFORT, Choice, choose
 from stam.learning.expected_time import Cost, Speed, expected_time
 from stam.learning.experiment import fitting_batch
 from stam.learning.fitting import fit, with_fast_precision
@@ -280,11 +280,22 @@ def test_validations_are_as_slow_as_epochs(monkeypatch, images):
         choose_policy=False,
     )
     config = dataclasses.replace(config, training=training)
+    fitted = dataclasses.replace(fitted, choice=Choice(config, ()))
     # an epoch was expected to take as long as a validation; both take twice that
     assert fitted.fit_to_time(config)(3, 2.0 * num_images) == 3 + 27
     training = dataclasses.replace(training, choose_policy=True)
     choosing = dataclasses.replace(config, training=training)
-    assert fitted.fit_to_time(choosing)(3, 2.0 * num_images) == 3 + 6, "three policies at the end, 8 times each"
+    assert fitted.fit_to_time(choosing)(3, 2.0 * num_images) == 3 + 6, (
+        "three policies at the end, 8 times each"
+    )
+
+
+def test_epochs_that_somebody_wants_stay(monkeypatch, images):
+    fitted = fit_in(100.0, monkeypatch, images)
+    config = fitted.choice.config
+    assert fitted.fit_to_time(config) is not None
+    wanted = dataclasses.replace(config, training=config.training.with_epochs(8))
+    assert fitted.fit_to_time(wanted) is None
 
 
 def test_without_a_time_the_epochs_stay(monkeypatch, images):

@@ -122,6 +122,8 @@ def run(arguments: list[str]) -> None:
             RunFolder.require_free(out)
             fitted = fit_recipe(parsed, options)
             parsed = parse(Arguments, "train", options, arguments_of(fitted.choice.config, parsed))
+            chosen = with_epochs(fitted.choice.config, parsed.training.epochs)
+            parsed = parse(Arguments, "train", options, arguments_of(chosen, parsed))
             given = experiment.with_fitting_batches(config_of(parsed), len(fitted.splits.train))
             if distributed.rank() == 0:
                 explain(fitted, given)
@@ -131,6 +133,11 @@ def run(arguments: list[str]) -> None:
         if distributed.rank() == 0:
             print(f"trained; the run is in {out}{_handover(agent, RunFolder(out).config())}", file=sys.stderr)
             next_command(f"stam evaluate {out}")
+
+
+def with_epochs(chosen: RunConfig, epochs: int) -> RunConfig:
+    """Returns what was chosen, its schedules in proportion to the epochs that somebody wants instead."""
+    return dataclasses.replace(chosen, training=chosen.training.with_epochs(epochs))
 
 
 def _handover(agent: Agent, config: RunConfig) -> str:
@@ -190,7 +197,11 @@ def fit_recipe(parsed: Arguments, options: list[str]) -> Fit:
 
 def explain(fitted: Fit, config: RunConfig) -> None:
     """Says what was chosen and why, and how long it will take."""
-    device = choose_device(config.training.device)
+    chosen, device = fitted.choice.config, choose_device(config.training.device)
+    scaled = with_epochs(chosen, config.training.epochs)  # what follows from the epochs is nobody's wish
+    scaled = dataclasses.replace(
+        scaled, training=dataclasses.replace(scaled.training, epochs=chosen.training.epochs)
+    )
     name = f"the GPU {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "the CPU"
     expected = fitted.expected(config)
     parts = [f"{duration(expected.agent)} for the agent"]
@@ -201,7 +212,7 @@ def explain(fitted: Fit, config: RunConfig) -> None:
         f"{images} of {len(train.classes)} classes; chosen for them:",
         *(f"  {reason}" for reason in fitted.choice.reasons),
         f"  core {config.agent.core}, on {name}",
-        *(f"  but {setting}, as you say" for setting in _overridden(fitted.choice.config, config)),
+        *(f"  but {setting}, as you say" for setting in _overridden(scaled, config)),
         f"expected time: {duration(expected.total)} ({', '.join(parts)})",
     ]
     lines += [f"  {fitted.note}"] if fitted.note else []

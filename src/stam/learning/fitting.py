@@ -62,10 +62,11 @@ class Fit:
         """Returns what changes the number of epochs of a training so that it ends in time.
 
         A speed that is measured on a few batches can be wrong, and a machine can get other work. So the
-        speed of the first epochs is compared with it.
+        speed of the first epochs is compared with it. A number of epochs other than the one that was chosen
+        is somebody's wish, and stays.
         """
         deadline = self.deadline
-        if deadline is None:
+        if deadline is None or config.training.epochs != self.choice.config.training.epochs:
             return None
         training = config.training
         num_val = len(self.splits.val)

@@ -435,12 +435,9 @@ class AgentLearner(Learner):
 
     def change_epochs(self, epochs: int) -> None:
         """Gives the training another number of epochs, in proportion to which its schedules go on."""
-        settings, ratio = self.settings, epochs / self.settings.epochs
-        tau_epochs = max(1, round(settings.tau_epochs * ratio))
-        ema_batches = settings.ema_batches
+        self.settings = self.settings.with_epochs(epochs)
         if self.averaged is not None:
-            self.averaged.num_batches = ema_batches = max(2, round(ema_batches * ratio))
-        self.settings = replace(settings, epochs=epochs, tau_epochs=tau_epochs, ema_batches=ema_batches)
+            self.averaged.num_batches = self.settings.ema_batches
         self.config = replace(self.config, training=self.settings)
 
     def learning_rates(self, epoch: int) -> dict[str, float]:
