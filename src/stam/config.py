@@ -66,7 +66,7 @@ def require_timm_name(name: str) -> None:
     require(
         plain,
         f"timm model '{name}' is not the plain name of an architecture: use one such as resnet50 or "
-        "resnet50.a1_in1k, and load weights of your own with --init",
+        "resnet50.a1_in1k",
     )
 
 

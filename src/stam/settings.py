@@ -307,7 +307,8 @@ class TeacherConfig:
     """How a whole-image teacher is fine-tuned. The defaults are DeiT's.
 
     Attributes:
-        model: `deit` takes the architecture of `--init`; `timm:NAME` a timm model (extra `timm`).
+        model: `deit` takes the architecture of `--init`; `timm:NAME` a timm model (extra `timm`), which starts
+            from timm's own weights, or with `--init none` from nothing.
         epochs: Epochs; each shows a fresh random part of the data.
         epoch_share: Share of the data an epoch shows.
         batch_size: Images in a batch.
@@ -321,7 +322,7 @@ class TeacherConfig:
         min_lr: Where the cosine ends.
         warmup_epochs: Epochs over which the learning rate rises from nothing.
         weight_decay: AdamW's, on matrices only.
-        drop_path: Largest drop-path rate.
+        drop_path: Largest drop-path rate of a DeiT; timm's models keep their own.
         smoothing: Label smoothing.
         mixup: Mixup's alpha; 0 turns it off.
         cutmix: CutMix's alpha; 0 turns it off.

@@ -362,6 +362,16 @@ class TestMistakesBeforeTheFirstBatch:
         assert not out.exists()
 
     @pytest.mark.parametrize(
+        "given", [("--init", "weights.pth"), ("--class_indices", "1", "2"), ("--drop-path", "0.3")]
+    )
+    def test_what_a_timm_teacher_would_ignore_is_refused(self, images, tmp_path, capsys, given):
+        command = ("teacher", "tiny", images, "--out", tmp_path / "run", "--model", "timm:resnet50")
+        complaint = fails(capsys, *command, *given)
+        assert (
+            f"{given[0].replace('_', '-')} cannot be set here: timm:resnet50 starts from timm's" in complaint
+        )
+
+    @pytest.mark.parametrize(
         ("option", "value", "said"),
         [
             ("--base-lr", "inf", "base_lr must be a finite number"),

@@ -339,6 +339,7 @@ def test_a_bad_result_file_is_refused(tmp_path, text, message):
     ("settings", "message"),
     [
         ({"num_seeds": 0}, "seeds must be at least 1, got 0"),
+        ({"most_calibration": 0}, "most_calibration must be at least 1, got 0"),
         ({"policy": "spirl"}, "did you mean 'spiral'"),
         ({"budget": 3, "target_accuracy": 0.5}, "not both"),
         ({"target_accuracy": 76.0}, "90 % is 0.9"),

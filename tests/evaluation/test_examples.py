@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from evaluating import NoiseScenes, fast_plan, make_agent
+from evaluating import NoiseScenes, fast_plan, make_agent, make_data
 
 from stam.errors import StamError
-from stam.evaluation import collect_examples, load_examples, reader_for, save_examples
+from stam.evaluation import collect_examples, load_examples, reader_for, runs, save_examples
 from stam.evaluation.examples import choose_examples
 from stam.evaluation.scenes import first_locations
+from stam.model.agent import PlainLooker
+from stam.weights import save_agent
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,28 @@ def test_an_agent_without_an_actor_has_no_map():
     agent = make_agent(policy="random")
     (example,) = collect_examples(agent, reader_for(agent, NoiseScenes(5), fast_plan()), 1, 4, "random")
     assert not example.has_maps
+
+
+def test_pictures_are_looked_at_as_it_was_measured(tmp_path, monkeypatch):
+    save_agent(make_agent(), tmp_path / "agent")
+    looked = []
+
+    def collect(looker, *given):
+        looked.append((type(looker), torch.is_autocast_enabled("cpu")))
+        return collect_examples(looker, *given)
+
+    monkeypatch.setattr(runs, "collect_examples", collect)
+    plan = fast_plan(fast=False, precision="bfloat16")
+    data = str(make_data(tmp_path / "data"))
+    runs.evaluate_run(tmp_path / "agent", plan, torch.device("cpu"), data=data, num_examples=2)
+    assert looked == [(PlainLooker, True)]
+
+
+def test_scenes_are_resized_as_the_agent_was_trained():
+    agent, scenes = make_agent(preprocess_size=40), NoiseScenes(5)
+    assert reader_for(agent, scenes, fast_plan()).resize_size == 40
+    assert reader_for(agent, scenes, fast_plan(resize_size=50)).resize_size == 50
+    assert reader_for(make_agent(), scenes, fast_plan()).resize_size is None
 
 
 def test_examples_show_another_class_each_before_they_repeat():

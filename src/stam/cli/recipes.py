@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from stam.cli.logging import OPTIONS as LOGGING
-from stam.cli.parsing import value_of, wants_help
+from stam.cli.parsing import names_of, value_of, wants_help
 from stam.cli.settings_file import read_settings
 from stam.data.sources import DIGITS, is_data, nearest_data
 from stam.errors import ConfigError, DataError, StamError, require
@@ -151,9 +151,9 @@ def choose_base(
 
 def refuse(options: list[str], names: tuple[str, ...], why: str) -> None:
     """Raises where an option is given that would be overruled."""
-    for option in options:
-        if option.split("=")[0] in names:
-            raise ConfigError(f"{option} cannot be set here: {why}")
+    for name in names_of(options):
+        if name in names:
+            raise ConfigError(f"{name} cannot be set here: {why}")
 
 
 def require_as_begun(

@@ -23,6 +23,7 @@ from stam.config import AgentConfig
 from stam.learning import distributed, experiment
 from stam.learning.runs import RunFolder
 from stam.settings import DataConfig, RunConfig, TeacherConfig
+from stam.weights.locate import NOTHING
 
 SHOWN = (
     *("out", "resume", "config", "init", "model", "epochs", "batch_size", "base_lr", "mixup", "cutmix"),
@@ -81,6 +82,14 @@ def run(arguments: list[str]) -> None:
     )
     about = recipes_and_data("--help-all" in options, recipe)
     parsed = parse(Arguments, "teacher", options, default, about, SHOWN, "[RECIPE] DATA")
+    if parsed.teacher.model != "deit":
+        own = ("--class-indices", "--drop-path")
+        own = own if parsed.init == NOTHING else (*own, "--init")
+        refuse(
+            options,
+            own,
+            f"{parsed.teacher.model} starts from timm's weights, or with --init none from nothing",
+        )
     out = require_out(parsed.out, "stam teacher tiny path/to/images --out RUN")
     loggers = metric_loggers(out, parsed.tensorboard, parsed.wandb, parsed.mlflow)
     with processes(parsed.teacher.device):

@@ -122,8 +122,8 @@ def run(arguments: list[str]) -> None:
             RunFolder.require_free(out)
             fitted = fit_recipe(parsed, options)
             parsed = parse(Arguments, "train", options, arguments_of(fitted.choice.config, parsed))
-            chosen = with_epochs(fitted.choice.config, parsed.training.epochs)
-            parsed = parse(Arguments, "train", options, arguments_of(chosen, parsed))
+            in_time = with_epochs(fitted.choice.config, parsed.training.epochs)
+            parsed = parse(Arguments, "train", options, arguments_of(in_time, parsed))
             given = experiment.with_fitting_batches(config_of(parsed), len(fitted.splits.train))
             if distributed.rank() == 0:
                 explain(fitted, given)

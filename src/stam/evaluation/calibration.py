@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from stam.evaluation.outcomes import Outcomes
@@ -39,12 +38,7 @@ class TemperatureSearch:
 
     def best(self) -> float:
         """Returns the temperature, over the batches of all processes."""
-        sums = self._sums.clone()
-        if distributed.is_distributed():
-            shares: list[Tensor] = [sums] * distributed.world_size()
-            dist.all_gather_object(shares, sums)
-            sums = torch.stack(shares).sum(dim=0)
-        losses = sums.numpy()
+        losses = torch.stack(distributed.of_all(self._sums)).sum(dim=0).numpy()
         lowest = int(losses.argmin())
         if lowest in (0, len(losses) - 1):
             return float(self.candidates[lowest])

@@ -3,13 +3,12 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from stam.data.randomness import random_order
@@ -61,7 +60,8 @@ class EvaluationPlan:
         num_seeds: Seeds of the first location; the paper uses ten.
         num_glimpses: Glimpses to sense in each scene; by default all of them.
         policy: Who picks the locations; by default the agent's own policy.
-        resize_size: The shorter side before the centre crop; `None` resizes straight to the image size.
+        resize_size: The shorter side before the centre crop; by default as the agent was trained, or where
+            it does not know, straight to the image size.
         batch_size: Scenes at once.
         num_workers: Processes that load images.
         target_accuracy: Fit the threshold for this accuracy.
@@ -100,6 +100,10 @@ class EvaluationPlan:
         """Checks every setting before anything is measured."""
         require(self.num_seeds >= 1, f"seeds must be at least 1, got {self.num_seeds}")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
+        require(
+            self.most_calibration >= 1,
+            f"most_calibration must be at least 1, got {self.most_calibration}: the temperature is fitted",
+        )
         require(self.num_workers >= 0, f"num_workers must be 0 or more, got {self.num_workers}")
         require_choice("precision", self.precision, PRECISIONS)
         if self.policy is not None:
@@ -142,13 +146,19 @@ def evaluate(
         progress: Whether to show progress bars, on a terminal.
     """
     plan = plan or EvaluationPlan()
+    with looking(agent, plan) as looker:
+        return _Measurement(looker, scenes, plan, teacher, progress).run(source, name, settings or {})
+
+
+@contextmanager
+def looking(agent: SceneLooker, plan: EvaluationPlan) -> Iterator[SceneLooker]:
+    """Yields an agent ready to look as a plan says; within it, it computes in the plan's precision."""
     mode = evaluating(agent) if isinstance(agent, nn.Module) else nullcontext()
     precision = plan.precision
     if precision == "auto" and agent.episodic is None:
         precision = "float32"  # some have no transformer, and were made for single precision
     with mode, autocast(agent.device, precision):
-        looker = agent.ready(plan.fast)
-        return _Measurement(looker, scenes, plan, teacher, progress).run(source, name, settings or {})
+        yield agent.ready(plan.fast)
 
 
 class _Measurement:
@@ -244,7 +254,7 @@ class _Measurement:
             ),
             first_locations=begins,
         )
-        return _from_first_process(evaluation)
+        return distributed.of_first(evaluation)
 
     def _trace(self, batch: SceneBatch, seed: int) -> LookTrace:
         if self.agent is None:
@@ -351,7 +361,7 @@ def reader_for(
     return SceneReader(
         scenes,
         facts.image_size,
-        plan.resize_size,
+        facts.resize_size if plan.resize_size is None else plan.resize_size,
         plan.batch_size,
         plan.num_workers,
         agent.device,
@@ -373,14 +383,6 @@ def _require_scenes(scenes: Scenes, labels: tuple[str, ...]) -> None:
             "the data's classes are in another order than the agent's: open it with "
             "stam.data.open_for_evaluation(source, agent.labels)"
         )
-
-
-def _from_first_process(evaluation: Evaluation) -> Evaluation:
-    if not distributed.is_distributed():
-        return evaluation
-    box = [evaluation]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 def scenes_digest(scenes: Scenes, most_images: int = 16) -> str:

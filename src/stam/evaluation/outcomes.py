@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from stam.errors import StamError
@@ -162,10 +161,7 @@ def gather_scenes(
     own: dict[str, Any] = {"": np.concatenate(indices) if indices else np.zeros(0, np.int64)}
     if parts:
         own |= {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    shares = [own]
-    if distributed.is_distributed():
-        shares = [{} for _ in range(distributed.world_size())]
-        dist.all_gather_object(shares, own)
+    shares = distributed.of_all(own)
     order = np.concatenate([share[""] for share in shares])
     times = np.bincount(order, minlength=num_scenes)
     if len(times) != num_scenes or (times != 1).any():

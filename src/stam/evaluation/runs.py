@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from stam.errors import StamError, require
-from stam.evaluation.evaluate import EvaluationPlan, evaluate, reader_for
+from stam.evaluation.evaluate import EvaluationPlan, evaluate, looking, reader_for
 from stam.evaluation.examples import collect_examples, look_closely, save_examples
 from stam.evaluation.opening import EVALUATION_FILE, EXAMPLES_FILE, MISTAKES_FILE, Opened, open_run
 from stam.evaluation.results import Evaluation, load_evaluation, save_evaluation
@@ -62,11 +62,12 @@ def evaluate_run(
         settings=opened.settings,
     )
     if distributed.rank() == 0:
-        reader = reader_for(agent, opened.scenes, plan, progress=False)
-        shown = collect_examples(agent, reader, num_examples, evaluation.num_glimpses, evaluation.policy)
-        answers = evaluation.answers
+        answers, how = evaluation.answers, (evaluation.num_glimpses, evaluation.policy)
         wrong = np.array([mistake.scene for mistake in answers.mistakes] if answers is not None else [], int)
-        mistakes = look_closely(agent, reader, wrong, evaluation.num_glimpses, evaluation.policy)
+        with looking(agent, plan) as looker:  # as it was measured
+            reader = reader_for(looker, opened.scenes, plan, progress=False)
+            shown = collect_examples(looker, reader, num_examples, *how)
+            mistakes = look_closely(looker, reader, wrong, *how)
         if store:
             fitted = evaluation.early_exit.fit.threshold, evaluation.calibration.temperature
             begins = evaluation.first_locations

@@ -102,6 +102,14 @@ def of_first(value: T) -> T:
     return values[0]
 
 
+def of_all(value: T) -> list[T]:
+    """Returns every process's value, in all of them."""
+    values = [value] * world_size()
+    if is_distributed():
+        dist.all_gather_object(values, value)
+    return values
+
+
 class SharedRandomSource(RandomSource):
     """Draws numbers for the samples of all processes and returns those of this one."""
 
