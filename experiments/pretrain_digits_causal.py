@@ -48,7 +48,7 @@ def stage(
     settings = dataclasses.replace(base.training, **(usual | training))
     config = dataclasses.replace(base, agent=agent_config, training=settings)
     assert config.teacher is not None
-    teacher = open_teacher(config.teacher, scenes.classes, agent_config)
+    teacher = open_teacher(config.teacher, scenes.classes, agent_config.image_size)
     return AgentLearner(config, start_agent(init, agent_config), teacher, scenes), config
 
 

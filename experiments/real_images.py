@@ -58,14 +58,16 @@ def configure(recipe: str, classes: tuple[str, ...], changes: dict[str, Any], wo
 def get_teacher(config: RunConfig, given: str, init: str, out: Path, train: Scenes, val: Scenes) -> Teacher:
     """Opens the teacher or fine-tunes one. The last checkpoint is used, not the best."""
     if given != "fine-tune":
-        return open_teacher(given, tuple(train.classes), config.agent, config.class_indices)
+        return open_teacher(
+            given, tuple(train.classes), config.agent.image_size, config.agent, config.class_indices
+        )
     model, record = build_student(
         config.teacher_training, config.agent, init, tuple(train.classes), config.class_indices
     )
     folder = RunFolder.create(out / "teacher")
     began = time.monotonic()
     finetune(folder, config.teacher_training, config.data, config.agent, model, record, train, val)
-    teacher = open_teacher(str(folder.path / "last"), tuple(train.classes), config.agent)
+    teacher = open_teacher(str(folder.path / "last"), tuple(train.classes), config.agent.image_size)
     device = next(model.parameters()).device
     accuracy = whole_image_accuracy(teacher.to(device), config.agent, config.data, val)
     print(f"teacher: {time.monotonic() - began:.0f} s, {100 * accuracy:.2f}%", flush=True)

@@ -179,7 +179,7 @@ class TrainingConfig:
         critic_lr: The same for the critic.
         actor_lr: The same for the actor; none takes `base_lr`, as the paper does.
         min_lr: Where the cosine ends.
-        weight_decay: AdamW's, on matrices only.
+        weight_decay: AdamW's; one-dimensional parameters, such as biases, have none.
         large_crop_fraction: Fraction of the epochs, the last ones, whose crops are at least
             `augment.large_crop`: small crops show things larger than they are in use. 0 in the paper.
         ema_batches: Batches over which the weights that are validated and saved are averaged (an exponential
@@ -307,8 +307,8 @@ class TeacherConfig:
     """How a whole-image teacher is fine-tuned. The defaults are DeiT's.
 
     Attributes:
-        model: `deit` takes the architecture of `--init`; `timm:NAME` a timm model (extra `timm`), which starts
-            from timm's own weights, or with `--init none` from nothing.
+        model: `deit` takes the architecture of `--init`; `timm:NAME` a timm model (extra `timm`), which
+            starts from timm's own weights, or with `--init none` from nothing.
         epochs: Epochs; each shows a fresh random part of the data.
         epoch_share: Share of the data an epoch shows.
         batch_size: Images in a batch.
@@ -321,7 +321,7 @@ class TeacherConfig:
             For a DeiT in one process.
         min_lr: Where the cosine ends.
         warmup_epochs: Epochs over which the learning rate rises from nothing.
-        weight_decay: AdamW's, on matrices only.
+        weight_decay: AdamW's; one-dimensional parameters, such as biases, have none.
         drop_path: Largest drop-path rate of a DeiT; timm's models keep their own.
         smoothing: Label smoothing.
         mixup: Mixup's alpha; 0 turns it off.

@@ -140,14 +140,28 @@ def test_a_teacher_is_found_by_itself_in_its_run_and_in_the_run_of_an_agent(run,
 
 def test_a_teacher_is_opened_from_a_run_or_a_file(run, tmp_path):
     config = stam.load(run).config
-    teacher = weights.open_teacher(str(run), config.labels, config)
+    teacher = weights.open_teacher(str(run), config.labels, config.image_size)
     for name, value in make_teacher().model.state_dict().items():
         assert teacher.model.state_dict()[name].equal(value)
     with pytest.raises(WeightsError, match="holds no teacher"):
-        weights.open_teacher(str(run / "best"), config.labels, config)
+        weights.open_teacher(str(run / "best"), config.labels, config.image_size)
     with pytest.raises(WeightsError, match="tells 5 classes apart"):
-        weights.open_teacher(str(run), ("a", "b"), config)
+        weights.open_teacher(str(run), ("a", "b"), config.image_size)
     file = write(tmp_path, deit_state(False), "pth")
     classes = tuple(map(str, range(CLASSES)))
-    wanted = stam.AgentConfig(CLASSES, image_size=64, width=64, num_heads=1)
-    assert weights.open_teacher(str(file), classes, wanted)(torch.zeros(1, 3, 64, 64)).shape == (1, CLASSES)
+    teacher = weights.open_teacher(str(file), classes, 64)
+    assert teacher(torch.zeros(1, 3, 64, 64)).shape == (1, CLASSES)
+
+
+def test_a_teacher_has_the_heads_of_its_own_width(tmp_path):
+    """An agent's number of heads says something of a file only where that is as wide."""
+    file = write(tmp_path, deit_state(False), "pth")  # 64 wide
+    classes = tuple(map(str, range(CLASSES)))
+
+    def num_heads(like: stam.AgentConfig | None) -> int:
+        return weights.open_teacher(str(file), classes, 64, like).model.blocks[0].attn.num_heads
+
+    settings = dict(image_size=64, num_heads=4)
+    assert num_heads(stam.AgentConfig(CLASSES, width=64, **settings)) == 4
+    assert num_heads(stam.AgentConfig(CLASSES, width=32, **settings)) == 1
+    assert num_heads(None) == 1

@@ -83,8 +83,7 @@ def run(arguments: list[str]) -> None:
     about = recipes_and_data("--help-all" in options, recipe)
     parsed = parse(Arguments, "teacher", options, default, about, SHOWN, "[RECIPE] DATA")
     if parsed.teacher.model != "deit":
-        own = ("--class-indices", "--drop-path")
-        own = own if parsed.init == NOTHING else (*own, "--init")
+        own = "--class-indices", "--drop-path", *(() if parsed.init == NOTHING else ("--init",))
         refuse(
             options,
             own,

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from stam.config import AgentConfig
 from stam.data.checking import check_images
 from stam.data.overlap import num_shared
 from stam.data.randomness import random_order
@@ -207,20 +206,15 @@ def _open_teacher(
     """Opens the teacher asked for, or the run's own; why there is none is the second result."""
     own = None if place.is_borrowed else find_teacher(place.home)
     source = given or (None if own is None else str(own))
+    labels, agent = looker.facts.labels, looker.episodic
+    # what a file leaves open
+    given_by = looker.facts.image_size, None if agent is None else agent.config
     indices = config.class_indices if config is not None else None
     if source is not None:
-        return open_teacher(source, looker.facts.labels, _like_teacher(looker), indices), ""
+        return open_teacher(source, labels, *given_by, indices), ""
     if config is None or config.teacher is None:
         return None, "no teacher: name one with --teacher for the ceiling and the low-resolution baseline"
     try:
-        return open_teacher(config.teacher, looker.facts.labels, _like_teacher(looker), indices), ""
+        return open_teacher(config.teacher, labels, *given_by, indices), ""
     except StamError as error:  # it may have been on another machine; the rest can be measured without it
         return None, f"without a teacher: {error}"
-
-
-def _like_teacher(looker: SceneLooker) -> AgentConfig:
-    """Returns what a teacher's file leaves open: the agent's, or the scenes of another looker."""
-    facts = looker.facts
-    if looker.episodic is not None:
-        return looker.episodic.config
-    return AgentConfig.of_size("tiny", len(facts.labels), image_size=facts.image_size)

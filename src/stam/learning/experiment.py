@@ -299,7 +299,9 @@ def _find_teacher(config: RunConfig, train_scenes: Scenes) -> Teacher | Student:
     """Opens the teacher that is named, or builds the one to be fine-tuned, so that nothing fails later."""
     classes = train_scenes.classes
     if config.teacher is not None:
-        teacher = open_teacher(config.teacher, classes, config.agent, config.class_indices)
+        teacher = open_teacher(
+            config.teacher, classes, config.agent.image_size, config.agent, config.class_indices
+        )
         require_features(teacher, config.agent.width, config.training.feature_weight)
         return teacher
     given = config.teacher_training

@@ -42,7 +42,7 @@ from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
 from stam.scene.pixels import normalise
 from stam.settings import DataConfig, TeacherConfig
-from stam.weights import MODEL_FILE, adapt_deit, find_core, load_teacher_folder, save_teacher
+from stam.weights import MODEL_FILE, adapt_deit, find_core, heads_like, load_teacher_folder, save_teacher
 from stam.weights.locate import NOTHING
 
 Student = tuple[nn.Module, dict[str, Any]]  # a model to fine-tune, and the record to build it again from
@@ -86,7 +86,11 @@ def build_student(
     if start is not None:
         source = start / MODEL_FILE if start.is_dir() else start
         state, settings = adapt_deit(
-            source, len(labels), class_indices, image_size=agent.image_size, num_heads=agent.num_heads
+            source,
+            len(labels),
+            class_indices,
+            image_size=agent.image_size,
+            num_heads=heads_like(source, agent.width, agent.num_heads),
         )
     grid = agent.grid
     model = VisionTransformer(

@@ -197,7 +197,9 @@ def _find_teacher(
         how = config.teacher_training
         model, _ = build_student(how, agent.config, config.init, tuple(train.classes), config.class_indices)
         return None, model, how.model == "deit"
-    teacher = open_teacher(config.teacher, tuple(train.classes), agent.config, config.class_indices)
+    teacher = open_teacher(
+        config.teacher, tuple(train.classes), agent.config.image_size, agent.config, config.class_indices
+    )
     try:
         copy_teacher(teacher, copy.deepcopy(agent))
     except WeightsError:

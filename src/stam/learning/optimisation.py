@@ -14,7 +14,7 @@ from stam.errors import ConfigError
 def parameter_groups(
     modules: Mapping[str, Iterable[tuple[str, nn.Parameter]]], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Returns AdamW's groups: each named part twice, with weight decay on matrices and without elsewhere."""
+    """Returns AdamW's groups: each part twice: with weight decay, and for vectors such as biases without."""
     groups = []
     for name, parameters in modules.items():
         trained = [parameter for _, parameter in parameters if parameter.requires_grad]

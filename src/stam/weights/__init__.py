@@ -4,6 +4,7 @@ from stam.weights.authors import load_authors
 from stam.weights.deit import (
     adapt_deit,
     copy_teacher,
+    heads_like,
     load_deit,
     load_teacher,
     read_classifiers,
@@ -46,6 +47,7 @@ __all__ = [
     "find_agent",
     "find_core",
     "find_teacher",
+    "heads_like",
     "is_agent_folder",
     "load",
     "load_agent",

@@ -142,6 +142,11 @@ def _num_heads(width: int, given: int | None) -> int:
     return width // 64  # every published DeiT has heads of width 64
 
 
+def heads_like(path: Source, width: int, num_heads: int) -> int | None:
+    """Returns the attention heads of a DeiT file: those of a model that is as wide, otherwise not known."""
+    return num_heads if read_deit(path)["cls_token"].shape[-1] == width else None
+
+
 def square_side(count: int, what: str, source: str) -> int:
     """Returns the side of a square grid of so many cells; another count is an error that names `what`."""
     side = math.isqrt(count)

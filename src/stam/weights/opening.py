@@ -7,7 +7,8 @@ from stam.config import AgentConfig
 from stam.errors import WeightsError, require
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
-from stam.weights.deit import load_deit, load_teacher
+from stam.scene.grid import Size
+from stam.weights.deit import heads_like, load_deit, load_teacher
 from stam.weights.folder import load_agent, load_teacher_folder
 from stam.weights.locate import find_agent, find_core, find_teacher, locate
 from stam.weights.state_dict import Source, load_strictly
@@ -88,10 +89,20 @@ def _start_from_agent(
 def open_teacher(
     source: str,
     classes: tuple[str, ...],
-    config: AgentConfig,
+    image_size: Size,
+    like: AgentConfig | None = None,
     class_indices: tuple[int, ...] | None = None,
 ) -> Teacher:
-    """Opens a teacher and checks that it tells the data's classes apart."""
+    """Opens a teacher and checks that it tells the data's classes apart.
+
+    Args:
+        source: A teacher's folder, or a DeiT file.
+        classes: The classes of the data.
+        image_size: Size of the images that it shall see.
+        like: An agent. A DeiT file of the same width has as many attention heads; of any other, and without
+            an agent, they are taken to be 64 wide.
+        class_indices: For each class, its row in the classifier of the file.
+    """
     path = locate(source)
     folder = find_teacher(path)
     if folder is not None:
@@ -107,6 +118,5 @@ def open_teacher(
         raise WeightsError(
             f"'{source}' holds no teacher: give the --out folder of stam teacher, or a weights file"
         )
-    return load_teacher(
-        path, len(classes), class_indices, image_size=config.image_size, num_heads=config.num_heads
-    )
+    num_heads = None if like is None else heads_like(path, like.width, like.num_heads)
+    return load_teacher(path, len(classes), class_indices, image_size=image_size, num_heads=num_heads)

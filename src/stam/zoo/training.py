@@ -72,7 +72,7 @@ class ZooTraining:
         batch_size: Scenes in a batch.
         lr: Learning rate of everything but backbones.
         backbone_lr: The same for a DeiT, which starts from weights of its own.
-        weight_decay: AdamW's, on matrices only.
+        weight_decay: AdamW's; one-dimensional parameters, such as biases, have none.
         max_norm: Longest gradient; a longer one is shortened.
         precision: Of the networks; auto is bfloat16 on a GPU where there is a DeiT, and float32 elsewhere.
         fast: On a GPU, replay batches as a CUDA graph.
