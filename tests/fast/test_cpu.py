@@ -93,6 +93,11 @@ def test_a_snapshot_looks_as_the_plain_modules_do(images, settings):
     assert agent.look(images, 16, FIRST).class_logits.equal(got.class_logits)
 
 
+@pytest.mark.parametrize("core", ["reencoding", "causal"])
+def test_no_scenes_give_no_answers(images, core):
+    assert make_agent(core=core).look(images[:0], 3, first_location=0).locations.shape[0] == 0
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("core", ["reencoding", "causal"])
 def test_memories_are_selected_and_joined(images, core):

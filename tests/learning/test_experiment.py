@@ -1,6 +1,7 @@
 """A run from Python: one call begins it, one call resumes it, and nothing is left behind by a mistake."""
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from stam.config import AgentConfig
 from stam.errors import ConfigError, DataError, WeightsError
 from stam.learning import experiment
 from stam.learning.finetuning import build_student
+from stam.learning.loop import run_loop
 from stam.learning.runs import RunError, RunFolder, read_metrics
+from stam.learning.training import AgentLearner
 from stam.settings import AugmentConfig, DataConfig, RunConfig, TeacherConfig, TrainingConfig
 from stam.weights import load_teacher_folder
 
@@ -53,9 +56,62 @@ def test_a_mistake_leaves_no_folder(config, tmp_path, begin):
     wrong = dataclasses.replace(config, init="no/such/file")
     with pytest.raises(WeightsError, match="no weights at"):
         begin(wrong, out)
+    nowhere = dataclasses.replace(config, data=DataConfig(str(tmp_path / "nowhere")))
     with pytest.raises(DataError, match="no such data"):
-        begin(dataclasses.replace(config, data=DataConfig(str(tmp_path / "nowhere"))), out)
+        begin(nowhere, out)
     assert not out.exists()
+    out.mkdir()
+    (out / "mine.txt").touch()
+    with pytest.raises(RunError, match="is not empty"):
+        begin(nowhere, out)  # the folder is looked at before any data
+
+
+def test_a_classifier_that_several_processes_cannot_fit_leaves_no_folder(config, tmp_path, monkeypatch):
+    how = dataclasses.replace(config.teacher_training, epochs=2, fit_classifier=True)
+    monkeypatch.setattr("stam.learning.distributed.world_size", lambda: 2)
+    with pytest.raises(ConfigError, match="fit_classifier is for one process"):
+        experiment.begin(dataclasses.replace(config, teacher_training=how), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_updates_than_images_are_refused(config, tmp_path):
+    training = dataclasses.replace(config.training, updates_per_batch=5)
+    agent = dataclasses.replace(config.agent, core="causal")
+    wrong = dataclasses.replace(config, agent=agent, training=training)
+    with pytest.raises(ConfigError, match="updates_per_batch 5 is more than the 4 images of a batch:"):
+        experiment.begin(wrong, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_can_be_begun_in_another_thread(config, tmp_path):
+    """Python gives signals to the main thread alone."""
+    with ThreadPoolExecutor(1) as pool:
+        agent = pool.submit(experiment.begin, config, tmp_path / "run").result()
+    assert agent.labels == ("class0", "class1", "class2")
+
+
+def test_a_device_without_memory_left_is_no_damaged_state(config, tmp_path, monkeypatch):
+    experiment.begin(config, tmp_path / "run")
+
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(AgentLearner, "load_state_dict", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        experiment.resume(tmp_path / "run")
+
+
+def test_its_own_teacher_is_saved_as_often(config, tmp_path, monkeypatch):
+    asked = []
+
+    def loop(learner, run, plan, scenes, data, description, save_minutes, *rest):
+        asked.append((description, save_minutes))
+        return run_loop(learner, run, plan, scenes, data, description, save_minutes, *rest)
+
+    monkeypatch.setattr("stam.learning.finetuning.run_loop", loop)
+    training = dataclasses.replace(config.training, save_minutes=3.0)
+    experiment.begin(dataclasses.replace(config, training=training), tmp_path / "run")
+    assert asked == [("teacher", 3.0)]
 
 
 def test_an_agent_can_start_as_its_teacher(config, tmp_path, capsys):

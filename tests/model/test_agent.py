@@ -55,6 +55,7 @@ def test_first_location_given_or_random(agent, images):
     assert agent.look(images, 1, first_location=7).locations.tolist() == [[7]] * 4
     each = torch.tensor([0, 11, 5, 5])
     assert agent.look(images, 1, first_location=each).locations[:, 0].equal(each)
+    assert agent.look(images[:2], 1, first_location=(2, 1)).locations.tolist() == [[9]] * 2, "row, column"
     draws = [agent.look(images, 1, generator=torch.Generator().manual_seed(9)).locations for _ in range(2)]
     assert draws[0].equal(draws[1])
     many = agent.look(images[:1].expand(3000, -1, -1, -1), 1, generator=torch.Generator().manual_seed(0))
@@ -123,6 +124,9 @@ def test_critic_initialisation():
         ({"num_glimpses": 13}, "num_glimpses must be 1 to 12 on a 3x4 grid, got 13"),
         ({"num_glimpses": 0}, "num_glimpses must be 1 to 12"),
         ({"num_glimpses": 2, "first_location": 12}, "location 12 is not on the grid"),
+        ({"num_glimpses": 2, "first_location": (3, 0)}, "is not on the grid"),
+        ({"num_glimpses": 2, "first_location": torch.tensor([1, 2])}, "each of the 4 scenes"),
+        ({"num_glimpses": 2, "first_location": torch.tensor(3.9)}, "one location, or a tensor"),
         ({"num_glimpses": 2, "policy": "spirl"}, "did you mean 'spiral'"),
     ],
 )

@@ -112,11 +112,12 @@ class _Attention:
         self, cache: _Cache, projected: Float[Tensor, "scenes tokens all"], num_heads: int, num_readout: int
     ) -> None:
         num_tokens, self.width = projected.shape[1], projected.shape[2] // 3
+        heads = num_heads, self.width // num_heads
         query, self.new = projected.split((self.width, 2 * self.width), dim=2)
-        self.query = query.unflatten(2, (num_heads, -1)).transpose(1, 2)  # (B, heads, n, d)
+        self.query = query.unflatten(2, heads).transpose(1, 2)  # (B, heads, n, d)
         rows = cache.rows.values.narrow(2, 0, cache.count + num_readout)
         self.slots = rows.narrow(2, rows.shape[2] - num_tokens, num_tokens).unbind()
-        by_head = rows.unflatten(3, (2, num_heads, -1)).permute(3, 0, 1, 4, 2, 5)
+        by_head = rows.unflatten(3, (2, *heads)).permute(3, 0, 1, 4, 2, 5)
         self.keys, self.values = (each.unbind() for each in by_head)  # of each block (B, heads, rows, d)
 
     def ask_last(self, num_queries: int) -> None:
@@ -176,7 +177,7 @@ class PackedCausalCore:
         batch, num_tokens, width = x.shape
         rows = x.view(-1, width)
         projected, hidden = rows.new_empty(len(rows), 3 * width), rows.new_empty(len(rows), self.hidden_width)
-        parts = projected.view(batch, num_tokens, -1).split([len(cache) for cache in caches])
+        parts = projected.view(batch, num_tokens, 3 * width).split([len(cache) for cache in caches])
         attentions = [
             _Attention(cache, part, self.num_heads, self.num_readout)
             for cache, part in zip(caches, parts, strict=True)

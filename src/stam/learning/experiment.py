@@ -55,6 +55,7 @@ def begin(
         StamError: The run cannot begin as asked; no folder was made.
         Interrupted: Ctrl-C; the state was saved and `resume` goes on from it.
     """
+    _require_free(out)
     choose_device(config.training.device)
     choose_device(config.teacher_training.device)
     splits = splits or open_data(config.data)
@@ -81,6 +82,7 @@ def begin_teacher(
     config: RunConfig, out: str | Path, recipe: str = "custom", loggers: Loggers = ()
 ) -> Teacher:
     """Fine-tunes a whole-image teacher in a new run folder; the arguments are those of `begin`."""
+    _require_free(out)
     splits = open_data(config.data)
     config = dataclasses.replace(with_classes(config, splits.train.classes), teacher=None)
     batch = fitting_batch(len(splits.train), config.teacher_training.batch_size, "--batch-size")
@@ -278,6 +280,12 @@ def with_fitting_batches(config: RunConfig, num_scenes: int) -> RunConfig:
     """Returns the configuration with batches that the scenes can fill, those of a teacher of its own too."""
     training, teacher = config.training, config.teacher_training
     batch = fitting_batch(num_scenes, training.batch_size, "--batch-size")
+    each, updates = batch // distributed.world_size(), training.updates_per_batch
+    require(
+        updates <= each,
+        f"updates_per_batch {updates} is more than the {each} images of a batch"
+        f"{' in each process' if distributed.is_distributed() else ''}: pass a smaller --updates-per-batch",
+    )
     training = dataclasses.replace(training, batch_size=batch)
     if config.teacher is None:
         batch = fitting_batch(num_scenes, teacher.batch_size, "--teacher-training.batch-size")
@@ -314,6 +322,12 @@ def _start_student(config: RunConfig, splits: Splits) -> Student:
     return build_student(
         config.teacher_training, config.agent, config.init, splits.train.classes, config.class_indices
     )
+
+
+def _require_free(out: str | Path) -> None:
+    """Raises where no run may begin in a folder: before the data is read, which can take long."""
+    if distributed.rank() == 0 and not RunFolder(out).is_of_this_job():
+        RunFolder.require_free(out)
 
 
 def _make_folder(
@@ -396,4 +410,5 @@ def _finetune(
         resumed,
         how_to_resume or distributed.how_to_resume("teacher", folder.path),
         loggers,
+        config.training.save_minutes,
     )

@@ -64,6 +64,8 @@ def build_student(
         labels: Class names.
         class_indices: Rows of the file's classifier to keep.
     """
+    if config.fit_classifier and distributed.world_size() > 1:
+        raise ConfigError("fit_classifier is for one process: turn it off, or start one")
     record: dict[str, Any] = {"labels": list(labels), "image_size": list(agent.grid.image_size)}
     if config.model != "deit":
         name = config.model.removeprefix("timm:")
@@ -117,6 +119,7 @@ def finetune(
     resume: bool = False,
     how_to_resume: str = "",
     loggers: tuple[MetricLogger, ...] = (),
+    save_minutes: float = 10.0,
 ) -> Teacher:
     """Fine-tunes a model in a run folder and returns the best teacher.
 
@@ -132,6 +135,7 @@ def finetune(
         resume: Whether to go on from the run's saved state.
         how_to_resume: The command to show when interrupted.
         loggers: Called with every epoch's metrics.
+        save_minutes: Minutes between two saves within an epoch.
 
     Raises:
         Interrupted: Ctrl-C; the state was saved and `resume` goes on from it.
@@ -148,7 +152,7 @@ def finetune(
             train_scenes,
             data,
             "teacher",
-            10.0,
+            save_minutes,
             how_to_resume,
             loggers,
         )
@@ -290,8 +294,6 @@ class FittedTeacherLearner(TeacherLearner):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        if distributed.world_size() > 1:
-            raise ConfigError("fit_classifier is for one process: turn it off, or start one")
         self._features: list[Tensor] = []
         self._labels: list[Tensor] = []
 

@@ -33,9 +33,13 @@ class Interruption:
 def interruptible() -> Iterator[Interruption]:
     """Turns the first Ctrl-C or SIGTERM into a request to stop after the batch; a second stops at once.
 
-    Of several processes each gets Ctrl-C twice, the second time from torchrun: there it changes nothing.
+    Of several processes each gets Ctrl-C twice, the second time from torchrun: there it changes nothing. In
+    another thread than the main one Python takes no signals: there nothing interrupts.
     """
     interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
 
     def request(number: int, frame: FrameType | None) -> None:
         if interruption and not distributed.is_distributed():

@@ -299,6 +299,8 @@ def restore(learner: Learner, run: RunFolder) -> None:
         learner.position, learner.best = (int(epoch), int(batch)), float(state["best"])
         if min(learner.position) < 0 or not math.isfinite(learner.best):
             raise ValueError(f"it is at {learner.position} with the best score {learner.best}")
+    except torch.OutOfMemoryError:
+        raise  # it says nothing of the state
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise run.damaged_state(error) from error
 

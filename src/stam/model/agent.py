@@ -23,7 +23,7 @@ from stam.model.episode import Step, Trace, rollout, sense_images
 from stam.model.looker import Facts
 from stam.model.policy import Policy, Scorer, make_policy, random_locations, require_policy
 from stam.model.randomness import Randomness
-from stam.scene.grid import Grid
+from stam.scene.grid import Grid, Location, LocationError
 from stam.scene.pixels import require_normalised
 from stam.shapes import Float, Int
 
@@ -169,7 +169,7 @@ class Looker:
         self,
         images: Float[Tensor, "batch channels height width"],
         num_glimpses: int,
-        first_location: int | Int[Tensor, " batch"] | None = None,
+        first_location: Location | Tensor | None = None,
         policy: Policy | str | None = None,
         generator: Randomness = None,
         on_step: Callable[[Step], None] | None = None,
@@ -180,7 +180,8 @@ class Looker:
             images: Normalised scenes, all of the agent's size (`predict` takes images of any kind). Only the
                 glimpses asked for are looked at; of the others only the range of values is checked.
             num_glimpses: Glimpses to sense in each scene.
-            first_location: Grid index of the first glimpse, one for all or one each; random by default.
+            first_location: Where the first glimpse is sensed: a grid index or (row, column) for all, or a
+                tensor of one grid index each; random by default.
             policy: A policy or its name; by default the agent's own (the learned one is greedy).
             generator: Source of randomness for the first location and for random policies.
             on_step: Called after every glimpse.
@@ -229,11 +230,19 @@ class Looker:
         yield self
 
     def _first_locations(
-        self, given: int | Tensor | None, batch_size: int, generator: Randomness
+        self, given: Location | Tensor | None, batch_size: int, generator: Randomness
     ) -> Int[Tensor, " batch"]:
         if given is None:
             return random_locations(self.grid, batch_size, self.device, generator)
-        locations = torch.as_tensor(given, device=self.device).long().expand(batch_size)
+        locations = torch.as_tensor(
+            self.grid.index(given) if isinstance(given, tuple) else given, device=self.device
+        )
+        if locations.is_floating_point() or locations.shape not in ((), (batch_size,)):
+            raise LocationError(
+                f"first_location is one location, or a tensor of one grid index for each of the {batch_size} "
+                f"scenes, got {given}"
+            )
+        locations = locations.long().expand(batch_size)
         if batch_size:
             lowest, highest = locations.aminmax()
             self.grid.index(int(lowest))  # raises outside of the grid

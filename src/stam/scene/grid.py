@@ -109,7 +109,7 @@ class Grid:
     def index(self, location: Location) -> int:
         """Returns the grid index of a location given as an index or as (row, column)."""
         if isinstance(location, tuple):
-            row, column = location
+            row, column = location if len(location) == 2 else (-1, -1)
             if 0 <= row < self.rows and 0 <= column < self.columns:
                 return row * self.columns + column
         elif 0 <= location < self.num_locations:
