@@ -202,6 +202,8 @@ class AgentConfig:
         labels: Class names; without them a class is named by its number.
         first_location: Row and column, counted from 0, where predictions and live sessions begin; none begins
             at the grid's centre. `stam evaluate --first-locations --store` finds it.
+        sharpness: For maps of where the agent would look: factor on the actor's logits before the softmax.
+            Without one, as in the paper, logits are divided by their norm first. A training sets it.
     """
 
     num_classes: int
@@ -225,6 +227,7 @@ class AgentConfig:
     preprocess_size: int | None = None
     labels: tuple[str, ...] = ()
     first_location: tuple[int, int] | None = None
+    sharpness: float | None = None
 
     def __post_init__(self) -> None:
         """Checks every setting before anything is built from it."""

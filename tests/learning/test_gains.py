@@ -160,6 +160,19 @@ def test_an_agent_draws_locations_from_the_softmax_of_its_actor():
     assert decision.log_probability is None
 
 
+def test_maps_of_an_agent_show_what_it_drew_from():
+    made = gains_learner(ema_batches=3)
+    for agent in (made.agent, made.agent_to_use):
+        assert agent.config.sharpness == SHARPNESS
+    policy, state = made.agent_to_use.eval().policy(), torch.randn(3, 2 * AGENT.width)
+    seen = torch.zeros(3, made.agent.grid.num_locations, dtype=torch.bool)
+    seen[:, 2] = True
+    drawn = SoftmaxPolicy(made.agent_to_use.actor).probabilities(state, seen)
+    torch.testing.assert_close(policy.probabilities(state, seen), drawn)
+    again = dataclasses.replace(made.config, training=TrainingConfig(num_glimpses=4, device="cpu"))
+    assert make_learner(again).agent.config.sharpness is None
+
+
 def test_actor_critic_and_core_learn():
     made = gains_learner(base_lr=1e-2, short_episodes=1)
     before = {name: value.clone() for name, value in made.agent.named_parameters()}

@@ -144,6 +144,23 @@ def test_after_its_glimpses_an_order_decides_and_the_actor_is_not_asked():
     assert policy.at(2) is policy.first and policy.at(3) is policy.then
 
 
+def test_probabilities_are_as_sharp_as_in_training():
+    """The choice is the same; the paper's training knows logits only up to their length."""
+    seen = torch.zeros(1, 4, dtype=torch.bool)
+    seen[0, 3] = True
+
+    def actor(state, candidates):
+        return torch.tensor([0.0, 1.0, 0.5, 9.0])[candidates]
+
+    plain, sharp = GreedyPolicy(actor), GreedyPolicy(actor, sharpness=4.0)
+    wanted = torch.tensor([0.0, 4.0, 2.0]).softmax(0)
+    torch.testing.assert_close(sharp.probabilities(torch.zeros(1, 1), seen)[0, :3], wanted)
+    ((found),) = plain.probabilities(torch.zeros(1, 1), seen)
+    norm = (1 + 0.25) ** 0.5
+    torch.testing.assert_close(found[:3], (4 * torch.tensor([0.0, 1.0, 0.5]) / norm).softmax(0))
+    assert found[3] == 0 and sharp.choose(torch.zeros(1, 1), seen).tolist() == [1]
+
+
 @pytest.mark.parametrize("name", ["lerned", "learned:0", "learned:x", "learned:", "spiral:3", ""])
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(ConfigError, match="is unknown"):

@@ -98,6 +98,7 @@ def run(arguments: list[str]) -> None:
     refuse(options, ("--num-classes", "--labels"), "the classes come from the data")
     refuse(options, ("--preprocess-size",), "it is --resize-size of the data")
     refuse(options, ("--path",), "name the data after the recipe")
+    refuse(options, ("--sharpness",), "it follows from --actor-objective")
     recipe, path, base = choose_base(positionals, options, "train")
     is_fitted = recipe in CORE_SIZES
     about = recipes_and_data("--help-all" in options, recipe, is_fitted)

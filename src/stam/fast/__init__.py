@@ -1,4 +1,4 @@
-"""The same numbers as `stam.model`, sooner. Nothing in `stam.model` depends on it.
+"""The same numbers as `stam.model`, sooner. `Agent.prepared` and `Agent.ready` are the ways in from there.
 
 `prepare` gives an agent ready to look: on a CPU a snapshot with packed weights, on a GPU fused kernels over
 the agent's own parameters. `cuda.fuse` does the latter for training. Both know the modules of `stam.model` as

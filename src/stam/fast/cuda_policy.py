@@ -44,7 +44,7 @@ class FusedGreedyPolicy(GreedyPolicy):
 def fuse_policy(policy: Policy) -> Policy:
     """Returns a policy that decides the same with fewer launches, where there is one."""
     if type(policy) is GreedyPolicy:
-        return FusedGreedyPolicy(policy.actor)
+        return FusedGreedyPolicy(policy.actor, policy.sharpness)
     if type(policy) is FirstThen:
         return FirstThen(fuse_policy(policy.first), fuse_policy(policy.then), policy.num_first)
     return policy

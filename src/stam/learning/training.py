@@ -31,6 +31,7 @@ from stam.learning import distributed, one_pass
 from stam.learning.averaging import MovingAverage, averaged_state
 from stam.learning.gains import (
     ACTOR_STEPS,
+    SHARPNESS,
     STATES_A_STEP,
     Gains,
     Replay,
@@ -167,6 +168,7 @@ class AgentLearner(Learner):
         self.config, self.settings, self.val_scenes = config, settings, val_scenes
         self.device = choose_device(settings.device)
         self.agent, self.teacher = agent.to(self.device).train(), teacher.to(self.device)
+        agent.config = replace(agent.config, sharpness=SHARPNESS if self.learns_gains else None)
         require_features(teacher, agent.config.width, settings.feature_weight)
         groups = {"core": agent.core.named_parameters()}
         if agent.actor is not None:

@@ -162,7 +162,7 @@ class Looker:
         """Returns the policy meant: one given, one named, or by default the agent's own."""
         if isinstance(policy, Policy):
             return policy
-        return make_policy(policy or self.config.policy, self.grid, self.actor)
+        return make_policy(policy or self.config.policy, self.grid, self.actor, self.config.sharpness)
 
     @torch.no_grad()
     def look(

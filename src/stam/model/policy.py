@@ -128,10 +128,16 @@ _kept_ranks = cache(_ranks)  # on the device, so that no look has to bring them 
 
 
 class GreedyPolicy(Policy):
-    """The learned policy at inference: the unseen location the actor rates highest."""
+    """The learned policy at inference: the unseen location the actor rates highest.
 
-    def __init__(self, actor: Scorer) -> None:
-        self.actor = actor
+    Args:
+        actor: Rates locations.
+        sharpness: What training multiplied the logits by; `None` where it divided them by their norm first.
+            The choice does not depend on it, only how likely the other locations are said to be.
+    """
+
+    def __init__(self, actor: Scorer, sharpness: float | None = None) -> None:
+        self.actor, self.sharpness = actor, sharpness
 
     def decide(
         self, state: State, seen: Seen, generator: Randomness = None, num_seen: int | None = None
@@ -145,10 +151,12 @@ class GreedyPolicy(Policy):
         return Decision(candidates.gather(1, best).squeeze(1))
 
     def weights(self, state: State, seen: Seen) -> PerLocation:
-        """The exponentials of the logits scaled as in training, with the paper's last tau."""
+        """A softmax of the logits scaled as in training; normalised ones with the paper's last tau."""
         every = torch.arange(seen.shape[1], device=seen.device).expand(seen.shape)
-        logits = self.actor(state, every).float().masked_fill(seen, 0)
-        return scale_logits(logits, FINAL_TAU).exp()  # exponents in -tau..tau
+        logits = self.actor(state, every).float()
+        if self.sharpness is None:
+            return scale_logits(logits.masked_fill(seen, 0), FINAL_TAU).exp()  # exponents in -tau..tau
+        return (self.sharpness * logits).masked_fill(seen, -torch.inf).softmax(dim=1)
 
 
 class SampledPolicy(Policy):
@@ -340,8 +348,8 @@ def require_policy(name: str) -> None:
         )
 
 
-def make_policy(name: str, grid: Grid, actor: Scorer | None = None) -> Policy:
-    """Returns a policy by name.
+def make_policy(name: str, grid: Grid, actor: Scorer | None = None, sharpness: float | None = None) -> Policy:
+    """Returns a policy by name; `sharpness` is that of `GreedyPolicy`.
 
     `learned` is greedy; `learned:8` lets the actor choose until 8 glimpses have been seen, then the order
     `centre-out`; the others are `random` and the orders `plus`, `spiral` and `centre-out`.
@@ -355,7 +363,7 @@ def make_policy(name: str, grid: Grid, actor: Scorer | None = None) -> Policy:
     if actor is None:
         known = ", ".join(name for name in POLICIES if name != "learned")
         raise StamError(f"this agent was trained without an actor: choose one of {known}")
-    learned = GreedyPolicy(actor)
+    learned = GreedyPolicy(actor, sharpness)
     if not num_first:
         return learned
     return FirstThen(learned, OrderPolicy(centre_out_order(grid)), int(num_first))
