@@ -24,6 +24,14 @@ COMMITTED = ".stam-new"  # likewise: what is whole, and valid instead of the fil
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
+def from_user(path: str | os.PathLike[str]) -> Path:
+    """Returns a path as somebody wrote it, with the home folder in place of `~`."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise FileError(f"'{path}': there is no such home folder; write the path out") from error
+
+
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
     """Writes a file whole or not at all.
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stam.data.images import decode_image, decode_opened
 from stam.errors import DataError, require
+from stam.files import from_user
 from stam.live import LiveStep, look_through
 from stam.model.agent import Looker
 from stam.model.looker import SceneLooker, require_answers
@@ -113,7 +114,7 @@ def predict(looker: SceneLooker, images: Any, how: Looking) -> Prediction | list
 def read_image(image: Any) -> UInt8[np.ndarray, "height width 3"]:
     """Returns the RGB pixels of an image in any form that `predict` takes."""
     if isinstance(image, str | os.PathLike):
-        path = Path(image).expanduser()
+        path = from_user(image)
         if not path.exists():
             raise DataError(f"no image at '{image}': check the path")
         return decode_image(path)

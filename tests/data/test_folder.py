@@ -20,6 +20,7 @@ from stam.data import (
     open_scenes,
     save_record,
 )
+from stam.data.folder import image_files
 from stam.errors import DataError
 
 
@@ -75,6 +76,12 @@ def test_a_test_part_chooses_nothing(tmp_path: Path) -> None:
     assert again.record == splits.record and names(again.test) == names(splits.test)
     evaluated = open_for_evaluation(root, splits.train.classes, record=splits.record)
     assert names(evaluated) == names(splits.test)
+    next((root / "test" / "a").iterdir()).rename(root / "test" / "a" / "other.png")
+    for evaluates in (False, True):
+        with pytest.raises(DataError, match="no longer holds the recorded test images"):
+            if evaluates:
+                open_for_evaluation(root, splits.train.classes, record=splits.record)
+            open_scenes(root, record=splits.record)
     with pytest.raises(DataError, match="'test' has classes that 'train' lacks: 'cow'"):
         open_scenes(make_tree(tmp_path / "other", {**SPLIT_TREE, "test/ant": 2, "test/cow": 2}))
 
@@ -119,6 +126,18 @@ def test_nested_hidden_linked_and_foreign_files(tmp_path: Path) -> None:
     names = splits.record.train + splits.record.val
     assert len(names) == 3 + 3 + 2
     assert "a/deep/er/000.png" in names
+
+
+def test_links_that_lead_round_are_walked_once(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"a": 3, "b": 3})
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "b")
+    (tmp_path / "b" / "link").symlink_to(tmp_path / "a")
+    assert len(image_files(tmp_path / "a")) == 6
+
+
+def test_what_cannot_be_divided_has_no_test_part_made(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="digits have no test part: leave out --test-fraction"):
+        open_scenes("digits", test_fraction=0.2)
 
 
 def test_the_made_split_is_seeded_and_stratified(tmp_path: Path) -> None:
@@ -199,6 +218,13 @@ def test_evaluation_takes_the_validation_part_or_everything(tmp_path: Path) -> N
         ({**SPLIT_TREE, "val/cow": 0}, "no images in class folder .*val/cow: add some"),
         ({**SPLIT_TREE, "val/cow": 1}, "'val' has classes that 'train' lacks: 'cow'; add or remove them"),
         ({**SPLIT_TREE, "train/cow": 1}, "'train' has classes that 'val' lacks: 'cow'; add or remove them"),
+        ({"Train/a": 2, "Train/b": 2, "Val/a": 2}, "Train holds folders .*: rename it to 'train'"),
+        ({"training/a": 2, "training/b": 2}, "training holds folders .*: rename it to 'train'"),
+        ({**SPLIT_TREE, "valid/ant": 1}, "has 'val' and 'valid': keep one validation part"),
+        (
+            {"train/a": 2, "train/b": 2, "val": 3},
+            "val has no class folders: sort its images as those of 'train'",
+        ),
         ({"val/a": 2, "val/b": 2}, "has a part 'val' and no 'train': add the training images"),
         ({"a": 3, "b": 1}, "class 'b' in .* has one image, too few to split: add another"),
     ],

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from stam.data import IMAGE_SUFFIXES, decode_image
+from stam.data.images import decode_opened
 from stam.errors import DataError
 
 
@@ -94,16 +95,32 @@ def test_the_first_frame_of_a_gif_counts() -> None:
     assert decode_image(content)[0, 0].tolist() == [255, 0, 0]
 
 
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])  # Pillow turns a TIFF by itself
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(orientation: int) -> None:
+def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
     stored = Image.fromarray(gradient())
     exif = Image.Exif()
     exif[0x0112] = orientation
-    pixels = decode_image(encode(stored, "PNG", exif=exif))
+    content = encode(stored, kind, exif=exif)
+    pixels = decode_image(content)
+    assert np.array_equal(pixels, decode_opened(Image.open(io.BytesIO(content))))
+    assert min(decode_image(content, decode_size=24).shape[:2]) == 24
     upright = {1: lambda a: a, 2: np.fliplr, 3: lambda a: np.rot90(a, 2), 4: np.flipud}
     upright |= {5: lambda a: a.swapaxes(0, 1), 6: lambda a: np.rot90(a, -1)}
     upright |= {7: lambda a: np.rot90(a, 2).swapaxes(0, 1), 8: np.rot90}
     assert np.array_equal(pixels, upright[orientation](gradient()))
+
+
+@pytest.mark.parametrize("place", range(20, 100, 10))
+def test_a_damaged_png_is_refused(place: int) -> None:
+    """A byte was changed, or the rest is empty, as where a download was cut short: the size is right."""
+    content = encode(Image.fromarray(gradient(300, 400)), "PNG")
+    at = len(content) * place // 100
+    changed = content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
+    empty = content[:at] + bytes(len(content) - at)
+    for damaged in (changed, empty):
+        with pytest.raises(DataError, match="cannot read"):
+            decode_image(damaged)
 
 
 def test_broken_metadata_does_not_matter() -> None:

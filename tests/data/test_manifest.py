@@ -63,6 +63,11 @@ def test_paths_may_be_absolute_and_labels_missing(folder, tmp_path):
         ('path,label\n{image},"a\nb"\n', "line 3 of .*list.csv has characters that cannot be shown"),
         ("path\n{image}\n", "line 2 of .*list.csv has no label"),
         ("path,label\n{image},a\nb.png,a\n{image},b\n", "lines 2 and 4 of .* name the same image"),
+        ("path,label\nx/../b.png,a\n./b.png,b\n", "lines 2 and 3 of .* name the same image"),
+        (
+            "path,label,split\n{image},a,val\nb.png,a,validation\n{image}/../c.png,a,train\nd.png,b,train\n",
+            "some images are of the part 'val', others of 'validation': call both 'val'",
+        ),
         ("path,label,split\n{image},a,trian\n", "line 2 of .*split 'trian' is unknown: did you mean 'train'"),
         ("path,label\nnowhere.png,a\n", "no image at .*nowhere.png, the first in .*paths start from"),
         ("path,label\n{image},a\nb.png,a\n", "one class only"),

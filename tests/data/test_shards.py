@@ -114,6 +114,50 @@ def test_samples_with_class_names(tmp_path: Path) -> None:
     assert open_scenes(path).train.classes == ("cat", "dog")
 
 
+def test_samples_may_have_dots_in_their_names(tmp_path: Path) -> None:
+    members = {}
+    for number in range(6):
+        members[f"s0.{number:02d}.png"] = png(number)
+        members[f"s0.{number:02d}.cls"] = f"\ufeff{number % 3}".encode()  # some editors begin a file so
+    splits = open_scenes(write_tar(tmp_path / "x.tar", members), val_fraction=0.5)
+    assert splits.train.classes == ("0", "1", "2")
+    for part in (splits.train, splits.val):
+        assert [part.load(index)[0, 0, 0] % 3 for index in range(3)] == part.labels.tolist()
+    other = {"a.jpg.png": png(1), "a.cls": b"0", "b.rgb.png": png(2), "b.cls": b"1"}
+    assert (
+        len(
+            open_scenes(
+                write_tar(
+                    tmp_path / "y.tar",
+                    other | {"c.png": png(3), "c.cls": b"0", "d.png": png(4), "d.cls": b"1"},
+                )
+            ).train
+        )
+        == 2
+    )
+
+
+def test_tars_that_were_joined_are_refused(tmp_path: Path) -> None:
+    one = write_tar(tmp_path / "x.tar", class_members())
+    one.write_bytes(2 * one.read_bytes())
+    with pytest.raises(DataError, match="more follows after its end mark"):
+        open_scenes(one)
+
+
+def test_a_tar_beside_class_folders_of_a_part_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    write_tar(tmp_path / "train" / "train.tar", class_members())
+    with pytest.raises(DataError, match="train.tar lies beside class folders such as 'a': move it"):
+        open_scenes(tmp_path)
+
+
+def test_braces_may_name_whole_paths(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_tar(tmp_path / name / "x.tar", class_members())
+    assert len(open_scenes(f"{{{tmp_path}/one,{tmp_path}/two}}/x.tar").train.labels) == 14
+
+
 def test_hidden_members_are_left_out(tmp_path: Path) -> None:
     members = class_members() | {"ant/._0.png": b"x", ".meta/0.png": b"x", "ant/.x/0.png": b"x"}
     splits = open_scenes(write_tar(tmp_path / "x.tar", members))
@@ -186,6 +230,15 @@ def test_a_tar_that_shrinks_later(tmp_path: Path) -> None:
         ({"a/1.png": png(1), "a/2.png": png(2)}, r"holds one class only \('a'\)"),
         ({"1.cls": b"3", "1.png": png(1), "2.png": png(2)}, "2.png in .* has no .cls file beside it"),
         ({"1.cls": b" ", "1.png": png(1)}, "1.cls in .* is empty: expected a class number or name"),
+        (
+            {"0.jpg": png(1), "0.seg.png": png(2), "0.cls": b"1"},
+            "0.jpg and 0.seg.png in .* share the class file 0.cls: pack one image with each",
+        ),
+        (
+            class_members("data/") | {"data/preview.png": png(1)},
+            "data/preview.png in .* lies in no class folder",
+        ),
+        ({b"\xe9".decode("utf-8", "surrogateescape") + "/1.png": png(1)}, "class name .* is not UTF-8"),
         (class_members("train/") | class_members("val/") | {"more/cow/1.png": png(1)}, "has images outside"),
     ],
 )

@@ -10,6 +10,7 @@ from stam.cli.parsing import names_of, value_of, wants_help
 from stam.cli.settings_file import read_settings
 from stam.data.sources import DIGITS, is_data, nearest_data
 from stam.errors import ConfigError, DataError, StamError, require
+from stam.files import from_user
 from stam.learning import distributed
 from stam.learning.experiment import extend, recipe_of, reopen
 from stam.learning.recipes import RECIPES, get_recipe
@@ -88,7 +89,7 @@ def _unknown(word: str) -> StamError:
     close = _closest(word)
     if close is not None:
         return ConfigError(f"unknown recipe '{word}': did you mean '{close}'?")
-    return DataError(f"no such folder: '{word}'; {nearest_data(Path(word).expanduser())}")
+    return DataError(f"no such folder: '{word}'; {nearest_data(from_user(word))}")
 
 
 def choose_recipe(

@@ -20,7 +20,7 @@ from typing import Any
 
 from stam.config import from_plain, to_plain
 from stam.errors import ConfigError, FileError, require
-from stam.files import read_content, read_json
+from stam.files import from_user, read_content, read_json
 from stam.learning.experiment import TEACHER, removed_settings
 from stam.learning.recipes import get_recipe
 from stam.settings import RunConfig
@@ -74,7 +74,7 @@ def read_settings(given: str | Path, command: str) -> SettingsFile:
         given: A run folder, its `run.json`, or a TOML or JSON file.
         command: The command that asks, `train` or `teacher`: a record of the other's run is refused.
     """
-    path = Path(given).expanduser()
+    path = from_user(given)
     path = path / RUN_FILE if path.is_dir() else path
     require(path.is_file(), f"--config '{given}': no such file; give a run folder, a .toml or a .json")
     values = _read_toml(path) if path.suffix == ".toml" else read_json(path)

@@ -19,7 +19,7 @@ from PIL import Image
 from stam.data.images import decode_image
 from stam.data.parallel import map_with_progress
 from stam.errors import DataError, FileError
-from stam.files import make_folder, read_content, save_content, write_atomically
+from stam.files import from_user, make_folder, read_content, save_content, write_atomically
 
 _CLASS_NAMES = """
     airport airport_hangar airport_terminal amusement_park aquaculture archaeological_site barn
@@ -125,7 +125,7 @@ def prepare_fmow(
         DataError: The source holds no such data, or `out` cannot be used.
         FileError: A crop or the report could not be written.
     """
-    job = _Job(Path(source).expanduser(), Path(out).expanduser(), max_shorter_side, quality)
+    job = _Job(from_user(source), from_user(out), max_shorter_side, quality)
     _check_folders(job.source, job.out)
     report = FmowReport()
     images = _find_images(job.source, report)

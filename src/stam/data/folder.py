@@ -9,7 +9,7 @@ import numpy as np
 from stam.config import is_writable
 from stam.data.images import IMAGE_SUFFIXES, decode_image, is_image
 from stam.data.memory import fingerprint
-from stam.data.splits import TEST, TRAIN, VAL_NAMES, Entry, SplitPlan, Splits, divide
+from stam.data.splits import SPLIT_NAMES, TEST, TRAIN, VAL_NAMES, Entry, SplitPlan, Splits, divide
 from stam.errors import DataError
 from stam.shapes import UInt8
 
@@ -97,10 +97,16 @@ def list_folder(root: Path) -> list[Entry]:
 
 def image_files(folder: Path) -> list[str]:
     """Returns the images anywhere under a folder, as sorted relative paths; hidden files are left out."""
-    found = []
+    found, walked = [], set()
     for place, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
-        here = Path(place)
-        folders[:] = [name for name in folders if not name.startswith(".") and not _leads_back(here / name)]
+        here, facts = Path(place), os.stat(place)  # noqa: PTH116
+        if (facts.st_dev, facts.st_ino) in walked:  # links lead here in more than one way
+            folders.clear()
+            continue
+        walked.add((facts.st_dev, facts.st_ino))
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and not _leads_back(here / name)
+        )
         prefix = here.relative_to(folder)
         found += [(prefix / name).as_posix() for name in files if is_image(name) and not name.startswith(".")]
     return sorted(found)
@@ -127,7 +133,18 @@ def _class_folders(root: Path) -> list[tuple[str | None, Path]]:
     """
     folders = _subfolders(root)
     splits = {path.name: classes for path in folders if (classes := _subfolders(path))}
-    named = [next((name for name in VAL_NAMES if name in splits), None), TEST]
+    for name in splits:
+        meant = {"training": TRAIN, "testing": TEST}.get(name.lower(), name.lower())
+        if meant in SPLIT_NAMES and meant != name:
+            raise DataError(f"{root / name} holds folders and is called like a part: rename it to '{meant}'")
+    validate = [name for name in VAL_NAMES if name in splits]
+    if len(validate) > 1:
+        raise DataError(f"{root} has '{validate[0]}' and '{validate[1]}': keep one validation part")
+    for path in folders:
+        is_part = TRAIN in splits and path.name in SPLIT_NAMES and path.name not in splits
+        if is_part and any(is_image(child.name) for child in path.iterdir()):
+            raise DataError(f"{path} has no class folders: sort its images as those of '{TRAIN}', or move it")
+    named = [*validate, TEST]
     if TRAIN not in splits and not any(name in splits for name in named):
         return [(None, folder) for folder in folders]
     return [(split, folder) for split in (TRAIN, *named) if split in splits for folder in splits[split]]

@@ -1,18 +1,19 @@
 """From an image file, whatever its format and mode, to RGB pixels.
 
-Transparent pixels are laid on white. 16-bit greyscale keeps its upper 8 bits, so 65535 is white. Of several
-frames the first is taken. The EXIF orientation is applied.
+Modes are converted by `to_rgb`. Of several frames the first is taken. The EXIF orientation is applied.
 """
 
 import io
 import threading
 import warnings
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 from PIL import Image
 
 from stam.errors import DataError
+from stam.scene.pixels import to_rgb
 from stam.shapes import UInt8
 
 IMAGE_SUFFIXES = (
@@ -30,6 +31,7 @@ IMAGE_SUFFIXES = (
 
 # what those suffixes stand for: no other decoder of Pillow's is started, whatever a file is called
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _MOST_BYTES = 512_000_000
 _EXIF_ORIENTATION = 0x0112
 _TRANSPOSE = {
@@ -68,12 +70,13 @@ def decode_image(
     """
     name = name or str(source if isinstance(source, Path) else "an image")
     try:
-        image, orientation = _open(source)
-        with image:
+        with _open(source) as image:
             size = _shrunk_size(image.size, decode_size)
-            if size != image.size:
-                image.draft(None, size)
-            rgb = _to_rgb(image)
+            drafted = image.draft(None, size) if size != image.size else None
+            rgb = to_rgb(image)
+            orientation = _orientation(image)
+            if drafted is None:
+                size = _shrunk_size(rgb.size, decode_size)
     except MemoryError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -96,7 +99,7 @@ def decode_image(
 def decode_opened(image: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
     """Returns the RGB pixels of an image that Pillow has opened or made, turned as its EXIF data say."""
     try:
-        rgb = _to_rgb(image)
+        rgb = to_rgb(image)
         orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
     except MemoryError:
         raise
@@ -105,8 +108,8 @@ def decode_opened(image: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
     return np.asarray(rgb.transpose(_TRANSPOSE[orientation]) if orientation in _TRANSPOSE else rgb)
 
 
-def _open(source: Path | bytes) -> tuple[Image.Image, int]:
-    """Reads the header: the image, still undecoded, and its EXIF orientation."""
+def _open(source: Path | bytes) -> Image.Image:
+    """Reads the header: the image is still undecoded."""
     with _warnings_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd metadata is no reason to trouble the user
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -116,12 +119,42 @@ def _open(source: Path | bytes) -> tuple[Image.Image, int]:
             if source.stat().st_size > _MOST_BYTES:  # some decoders read all of it at once
                 raise ValueError(f"it has more than {_MOST_BYTES // 1_000_000} MB; make it smaller")
         image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS)
+    try:
+        if image.format == "PNG":
+            _require_sound_png(source if isinstance(source, bytes) else source.read_bytes())
+    except BaseException:
+        image.close()
+        raise
+    return image
+
+
+def _require_sound_png(content: bytes) -> None:
+    """Raises where the pixels of a PNG are not those that were written: Pillow does not check the last ones.
+
+    A chunk is its length, its kind, so many bytes, and their checksum. Metadata may be damaged.
+    """
+    start, kind = len(_PNG_SIGNATURE), b""
+    while kind != b"IEND":
+        length, kind = int.from_bytes(content[start : start + 4]), content[start + 4 : start + 8]
+        end = start + 8 + length
+        checksum = int.from_bytes(content[end : end + 4])
+        if len(content) < end + 4 or (kind == b"IDAT" and crc32(content[start + 4 : end]) != checksum):
+            raise ValueError("it is damaged, or cut short; copy or download it again")
+        start = end + 4
+
+
+def _orientation(image: Image.Image) -> int:
+    """Returns the EXIF orientation that is left to apply to a decoded image.
+
+    Before it is decoded a PNG's EXIF cannot be asked for: Pillow would decode it then, and go on after an
+    error as if there were none. A TIFF's own decoder turns it.
+    """
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
-            return image, image.getexif().get(_EXIF_ORIENTATION, 1)
-        except Image.DecompressionBombWarning:
-            raise
-        except Exception:  # broken metadata; the pixels may be sound
-            return image, 1
+            return int(image.getexif().get(_EXIF_ORIENTATION, 1))
+        except Exception:  # broken metadata; the pixels are sound
+            return 1
 
 
 def _shrunk_size(size: tuple[int, int], decode_size: int | None) -> tuple[int, int]:
@@ -129,18 +162,3 @@ def _shrunk_size(size: tuple[int, int], decode_size: int | None) -> tuple[int, i
         return size
     scale = min(1.0, decode_size / min(size), _MAX_ASPECT * decode_size / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "F":
-        raise ValueError("its pixels are floating-point numbers; save it with 8 or 16 bits")
-    if image.mode.startswith("I"):
-        deep = np.asarray(image)
-        if deep.min() < 0 or deep.max() > 65535:
-            raise ValueError("its pixels need more than 16 bits; save it with 8 or 16 bits")
-        return Image.fromarray((deep >> 8).astype(np.uint8)).convert("RGB")
-    if "A" in image.getbands() or "transparency" in image.info:
-        opaque = Image.new("RGBA", image.size, "white")
-        opaque.alpha_composite(image.convert("RGBA"))
-        return opaque.convert("RGB")
-    return image.convert("RGB")

@@ -23,6 +23,7 @@ MAX_IMAGE_BYTES = 256_000_000
 FORMAT = "stam-tar-listing"
 FORMAT_VERSION = "1.0"
 _MAX_CLASS_BYTES = 4096
+_MOST_PADDING = 1_000_000  # bytes after the end mark that are looked at; tar fills up 10,240
 
 
 class Member(NamedTuple):
@@ -71,6 +72,8 @@ def list_tar(file: Any, shard: PurePath) -> list[Member]:
         file.seek(end)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(f"no end mark after {len(members)} files")
+        if file.read(_MOST_PADDING).strip(b"\0"):
+            raise tarfile.ReadError("more follows after its end mark, as where tars were joined")
     except (tarfile.TarError, EOFError) as error:
         raise DataError(f"{shard} is not a whole tar file ({error}): copy or download it again") from error
     return members
@@ -86,7 +89,7 @@ def _member(file: Any, shard: PurePath, name: str, offset: int, size: int, is_cl
         return Member(shard, name, offset, size)
     file.seek(offset)
     try:
-        return Member(shard, name, offset, size, file.read(size).decode().strip())
+        return Member(shard, name, offset, size, file.read(size).decode("utf-8-sig").strip())
     except UnicodeDecodeError as error:
         raise DataError(f"{name} in {shard} is not UTF-8: write the class number or name as text") from error
 

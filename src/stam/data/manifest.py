@@ -9,6 +9,7 @@ these three are ignored.
 """
 
 import csv
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -92,10 +93,11 @@ def open_manifest(path: Path, plan: SplitPlan | None = None) -> Splits:
     for row in read_manifest(path):
         if not row.label:
             raise DataError(f"line {row.line} of {path} has no label: it needs the columns {_COLUMNS}")
-        if row.path in lines:
-            first = lines[row.path]
+        place = os.path.normpath(row.path)
+        if place in lines:
+            first = lines[place]
             raise DataError(f"lines {first} and {row.line} of {path} name the same image: remove one")
-        lines[row.path] = row.line
+        lines[place] = row.line
         entries.append(Entry(row.path, row.label, row.split or None))
     root = path.parent
     if not (root / entries[0].name).is_file():

@@ -89,7 +89,7 @@ def _files_of(scenes: Scenes) -> _Files | None:
         identities = [whole.identities[index] for index in chosen] if whole.identities else []
         return _Files(whole.sizes[chosen], identities, lambda index: whole.read(int(chosen[index])))
     if isinstance(scenes, ImageFolder):
-        places = [f"{scenes.root}/{name}" for name in scenes.names]
+        places = [os.path.join(scenes.root, name) for name in scenes.names]  # noqa: PTH118 - several times faster
         facts = [_facts(place) for place in places]
         identities = [fact[:2] for fact in facts]
         return _Files(

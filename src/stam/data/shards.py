@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
+from stam.config import is_writable
 from stam.data.braces import expand_braces, has_braces
 from stam.data.images import decode_image, is_image
 from stam.data.listing import CLASS_SUFFIX, MAX_IMAGE_BYTES, Member, list_tar
@@ -89,12 +90,22 @@ def find_shards(path: Path) -> list[Path]:
             child for child in sorted(path.iterdir()) if child.is_dir() and not child.name.startswith(".")
         ]
         places = [folder for folder in folders if folder.name in SPLIT_NAMES] if folders else [path]
-        return [tar for place in places for tar in sorted(place.iterdir()) if is_tar(tar)]
+        return [tar for place in places for tar in _tars_in(place)]
     found = _matches(path)
     if found and TRAIN in path.name:
         beside = {name: _matches(path.with_name(path.name.replace(TRAIN, name))) for name in SPLIT_NAMES[1:]}
         return found + next((beside[name] for name in VAL_NAMES if beside[name]), []) + beside[TEST]
     return found
+
+
+def _tars_in(folder: Path) -> list[Path]:
+    """Returns the tars of a folder, which holds nothing but tars then."""
+    children = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
+    tars = [child for child in children if is_tar(child)]
+    folders = [child for child in children if child.is_dir()]
+    if tars and folders:
+        raise DataError(f"{tars[0]} lies beside class folders such as '{folders[0].name}': move it elsewhere")
+    return tars
 
 
 def open_shards(path: Path, plan: SplitPlan | None = None) -> Splits:
@@ -111,6 +122,8 @@ def open_shards(path: Path, plan: SplitPlan | None = None) -> Splits:
     if not shards:
         raise DataError(f"no tar files at {path}")
     root = path if path.is_dir() else Path(str(path).partition("{")[0] + "x").parent
+    if not all(shard.is_relative_to(root) for shard in shards):  # the braces name whole paths
+        root = Path(os.path.commonpath([shard.parent for shard in shards]))
     members = [member for shard in shards for member in index_tar(shard)]
     images, entries, classes = arrange(members, root, str(path))
     parts = divide(entries, classes, str(path), plan or SplitPlan())
@@ -141,6 +154,9 @@ def arrange(
             f"no classes in {where}: expected members such as train/CLASS/x.jpg or x.jpg with x.cls"
         )
     images, entries = [image for image, _ in found], [entry for _, entry in found]
+    for class_name in {entry.class_name for entry in entries}:
+        if not is_writable(class_name):
+            raise DataError(f"the class name {os.fsencode(class_name)!r} in {where} is not UTF-8: rename it")
     return images, entries, _ordered({entry.class_name for entry in entries}, by_number=is_sampled)
 
 
@@ -226,10 +242,13 @@ def _list_folders(members: Sequence[Member], root: PurePath) -> list[tuple[Membe
     for member in images:
         folders_by_split.setdefault(shards.split(member), []).append(member.name.split("/")[:-1])
     depth = {split: _shared_depth(folders) for split, folders in folders_by_split.items()}
+    longest = {split: max(map(len, folders)) for split, folders in folders_by_split.items()}
     found = []
     for member in images:
         folders = member.name.split("/")[:-1]
         split = shards.split(member)
+        if len(folders) <= depth[split] < longest[split]:
+            raise DataError(f"{member.name} in {member.shard} lies in no class folder: remove it, or move it")
         # The folders that all images share are no class, unless nothing is left (there is one class only).
         class_name = folders[min(depth[split], len(folders) - 1)]
         for folder, below in itertools.pairwise(folders):
@@ -247,25 +266,42 @@ def _shared_depth(paths: Sequence[list[str]]) -> int:
 
 
 def _list_samples(members: Sequence[Member], root: PurePath) -> list[tuple[Member, Entry]]:
-    """Takes the class from the `.cls` file beside each image."""
+    """Takes the class from the `.cls` file beside each image.
+
+    It is called as the image is, but for the suffix; or up to the first dot, as samples are in WebDataset.
+    """
     shards = _Shards(members, root)
-    class_files = {
-        (id(member.shard), _sample_key(member)): member
-        for member in members
-        if member.name.endswith(CLASS_SUFFIX)
-    }
+    class_files: dict[tuple[int, str], Member] = {}
+    for end in (_sample_key, _stem):  # the same name goes before the same sample
+        for member in members:
+            if member.name.endswith(CLASS_SUFFIX):
+                class_files[id(member.shard), end(member)] = member
     found = []
+    image_of: dict[tuple[int, str], Member] = {}
     for member in members:
         if not is_image(member.name):
             continue
-        class_file = class_files.get((id(member.shard), _sample_key(member)))
+        shard = id(member.shard)
+        class_file = class_files.get((shard, _stem(member))) or class_files.get((shard, _sample_key(member)))
         if class_file is None:
             raise DataError(f"{member.name} in {member.shard} has no {CLASS_SUFFIX} file beside it: add one")
+        other = image_of.setdefault((shard, class_file.name), member)
+        if other is not member:
+            raise DataError(
+                f"{other.name} and {member.name} in {member.shard} share the class file {class_file.name}: "
+                "pack one image with each"
+            )
         class_name = class_file.text
         if not class_name:
             raise DataError(f"{class_file.name} in {member.shard} is empty: expected a class number or name")
         found.append((member, shards.entry(member, class_name, shards.split(member))))
     return found
+
+
+def _stem(member: Member) -> str:
+    """Returns the name without its last suffix."""
+    folder, _, file = member.name.rpartition("/")
+    return f"{folder}/{file.rpartition('.')[0]}"
 
 
 def _sample_key(member: Member) -> str:

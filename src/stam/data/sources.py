@@ -14,6 +14,7 @@ from stam.data.scenes import Relabelled, Scenes
 from stam.data.shards import find_shards, is_tar, open_shards
 from stam.data.splits import SplitPlan, SplitRecord, Splits
 from stam.errors import DataError
+from stam.files import from_user
 
 DIGITS = "digits"
 
@@ -79,7 +80,7 @@ def is_data(source: str) -> bool:
     """Tells whether a word names something to open: a path that exists, tar files, or a URL."""
     if is_url(source):  # not a path: one with a signature may be longer than a path can be
         return True
-    path = Path(source).expanduser()
+    path = from_user(source)
     return path.exists() or bool(find_shards(path))
 
 
@@ -93,26 +94,38 @@ def is_what_was_split(source: str | Path, record: SplitRecord) -> bool:
 
 def _open(source: str | Path, plan: SplitPlan) -> Splits:
     if str(source) == DIGITS:
-        return open_digits(plan.seed)
+        return _as_it_is(
+            open_digits(plan.seed), plan, f"{DIGITS} have no test part: leave out --test-fraction"
+        )
     if is_remote_tar(str(source)):
         return open_remote_tars(str(source), plan)
+    packed = f"{source} was packed without a test part: pass --test-fraction to stam prepare shards"
     if is_url(source):
-        return open_indexed(source)
-    path = Path(source).expanduser()
+        return _as_it_is(open_indexed(source), plan, packed)
+    path = from_user(source)
     if is_indexed(path):
-        return open_indexed(path)
+        return _as_it_is(open_indexed(path), plan, packed)
     if find_shards(path) and (path.is_dir() or is_tar(path)):
         return open_shards(path, plan)
     if path.is_dir():
         return open_folder(path, plan)
     if path.is_file() and path.suffix == ".npz":
-        return open_clutter(path, plan.seed)
+        return _as_it_is(
+            open_clutter(path, plan.seed), plan, f"{path} makes no test part: leave out --test-fraction"
+        )
     if path.is_file() and is_manifest(path):
         return open_manifest(path, plan)
     if path.is_file():
         allowed = f"a folder of class folders, a .csv that lists images, a .tar, or the word '{DIGITS}'"
         raise DataError(f"{path} is a file: give {allowed}")
     raise DataError(f"no such data: {source}; {nearest_data(path)}")
+
+
+def _as_it_is(splits: Splits, plan: SplitPlan, complaint: str) -> Splits:
+    """Returns the parts of a source that cannot be divided otherwise; raises where a test part was wanted."""
+    if plan.test_fraction > 0 and splits.test is None:
+        raise DataError(complaint)
+    return splits
 
 
 def nearest_data(path: Path) -> str:

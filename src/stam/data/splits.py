@@ -167,6 +167,8 @@ def divide(entries: Sequence[Entry], classes: tuple[str, ...], where: str, plan:
         train, val, test = (_find(names, entries, where) for names in (record.train, record.val, record.test))
         if record.num_test and not record.test:  # the data's own
             test = _parts_in_data(entries)[2]
+            if _describe(entries, classes, train, val, test, record.seed).digest != record.digest:
+                raise DataError(f"{where} no longer holds the recorded test images: bring them back")
         return Division(train, val, test, record)
     train, val, test = _parts_in_data(entries)
     if record is not None and record.num_test == 0 and not len(val):
@@ -207,7 +209,12 @@ def some_names(names: Iterable[str], limit: int = 3) -> str:
 def _parts_in_data(entries: Sequence[Entry]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the training, validation and test part that the data names; without any, all trains."""
     splits = np.array([entry.split or "" for entry in entries])
-    val_name = next((name for name in VAL_NAMES if (splits == name).any()), None)
+    named = [name for name in VAL_NAMES if (splits == name).any()]
+    if len(named) > 1:
+        raise DataError(
+            f"some images are of the part '{named[0]}', others of '{named[1]}': call both '{VAL_NAMES[0]}'"
+        )
+    val_name = named[0] if named else None
     val, test = np.flatnonzero(splits == val_name), np.flatnonzero(splits == TEST)
     if not len(val) and not len(test):
         return np.arange(len(entries)), val, test

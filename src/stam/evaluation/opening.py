@@ -14,6 +14,7 @@ from stam.data.scenes import Scenes, Subset
 from stam.data.sources import DIGITS, is_what_was_split, open_for_evaluation, open_scenes
 from stam.data.splits import SplitRecord
 from stam.errors import DataError, StamError, require
+from stam.files import from_user
 from stam.learning.runs import RunFolder, recorded_resize_size
 from stam.model.agent import Agent
 from stam.model.looker import SceneLooker
@@ -197,7 +198,7 @@ def num_trained_on(scenes: Scenes, trained_on: DataConfig, record: SplitRecord |
 
 
 def _resolved(data: str) -> Path:
-    return Path(data).expanduser().resolve()
+    return from_user(data).resolve()
 
 
 def _open_teacher(

@@ -95,3 +95,25 @@ def prepare_for_evaluation(
     if (new_height, new_width) != (old_height, old_width):
         whole = whole.resize((new_width, new_height), Image.Resampling.BICUBIC)
     return np.asarray(whole.crop(kept))
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Returns an image of any mode as RGB.
+
+    Transparent pixels are laid on white. 16-bit greyscale keeps its upper 8 bits, so 65535 is white.
+
+    Raises:
+        ValueError: Its pixels need more than 16 bits.
+    """
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers; save it with 8 or 16 bits")
+    if image.mode.startswith("I"):
+        deep = np.asarray(image)
+        if deep.min() < 0 or deep.max() > 65535:
+            raise ValueError("its pixels need more than 16 bits; save it with 8 or 16 bits")
+        return Image.fromarray((deep >> 8).astype(np.uint8)).convert("RGB")
+    if "A" in image.getbands() or "transparency" in image.info:
+        opaque = Image.new("RGBA", image.size, "white")
+        opaque.alpha_composite(image.convert("RGBA"))
+        return opaque.convert("RGB")
+    return image.convert("RGB")

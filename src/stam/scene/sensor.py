@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stam.errors import SensorError
 from stam.scene.grid import Grid, Location
-from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD, normalise
+from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD, normalise, to_rgb
 from stam.shapes import Float
 
 
@@ -48,7 +48,10 @@ def as_pixels(
     """
     channels = len(mean)
     if isinstance(value, Image.Image):
-        value = np.array(value.convert("RGB" if channels == 3 else "L"))
+        try:
+            value = np.array(to_rgb(value) if channels == 3 else to_rgb(value).convert("L"))
+        except ValueError as error:
+            raise SensorError(f"a {what} cannot be read: {error}") from error
     if not isinstance(value, Tensor):
         try:
             value = torch.as_tensor(np.ascontiguousarray(value))

@@ -19,6 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from stam.errors import WeightsError, did_you_mean
+from stam.files import from_user
 from stam.weights.folder import CONFIG_FILE, MODEL_FILE, is_agent_folder, is_teacher_folder
 from stam.weights.hub import HubError, fetch
 
@@ -160,7 +161,7 @@ def package_folder(name: str) -> Path:
 
 def _meaning(source: str | Path) -> tuple[Path, str | None, str | None]:
     """Returns a source as a path, and its name in the package or on the hub where it means one."""
-    path = Path(source).expanduser()
+    path = from_user(source)
     kind, _, name = str(source).partition(":")
     if kind == "package":
         return path, name, None
