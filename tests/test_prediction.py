@@ -171,3 +171,4 @@ def test_a_system_without_a_grid_answers_a_copy_alike(name, pixels):
     assert found[0].path == [] and len(found[0].boxes) == found[0].glimpses
     with pytest.raises(stam.StamError, match="first_location is for agents"):
         predict(system, pixels, Looking(first_location=0))
+    assert predict(system, [pixels], Looking(threshold=0.0))[0].glimpses == 1, "sure at once"

@@ -200,7 +200,9 @@ def _look_whole(
     require_answers(trace)
     for row, (name, view) in enumerate(views):
         confidences = trace.confidences[row].tolist()
-        sure = [n for n, value in enumerate(confidences, 1) if value > (how.threshold or 1)]
+        sure = [
+            n for n, value in enumerate(confidences, 1) if how.threshold is not None and value > how.threshold
+        ]
         count = sure[0] if sure else most
         answer = trace.probabilities[row, count - 1].float()
         best = int(answer.argmax())

@@ -273,6 +273,26 @@ def test_a_live_session_computes_what_a_patch_alone_decides_only_once(images, mo
     assert embedded == [4, 4, 4, 4]
 
 
+@pytest.mark.parametrize("core", ["reencoding", "causal"])
+def test_parts_that_are_not_as_built_are_left_to_their_modules(images, core):
+    def without_bias(agent):
+        linear = agent.core.blocks[0].mlp.fc1
+        agent.core.blocks[0].mlp.fc1 = torch.nn.Linear(linear.in_features, linear.out_features, bias=False)
+
+    def without_weights(agent):
+        agent.core.norm = torch.nn.LayerNorm(agent.config.width, elementwise_affine=False)
+
+    def other_method(agent):
+        agent.core.classify = lambda features: (features[:, 0, :5], features[:, 1, :5])
+
+    for change in (without_bias, without_weights, other_method):
+        agent = make_agent(core=core)
+        before = agent.look(images, 3, FIRST).class_logits
+        change(agent)
+        assert isinstance(prepare(agent), PlainLooker), change.__name__
+        assert not agent.look(images, 3, FIRST).class_logits.allclose(before)
+
+
 def test_agents_that_compute_otherwise_are_left_to_their_modules(images):
     assert isinstance(prepare(make_agent().double()), PlainLooker)
     with torch.autocast("cpu", torch.bfloat16):

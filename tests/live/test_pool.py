@@ -1,3 +1,4 @@
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -139,6 +140,20 @@ def test_no_more_sessions_than_allowed(agent):
         pool.open()
         with pytest.raises(UnknownSessionError):
             pool.discard(first)
+
+
+def test_an_agent_in_training_is_refused(agent):
+    with pytest.raises(StamError, match=r"in training mode: call agent.eval\(\)"):
+        SessionPool(copy.deepcopy(agent).train())
+
+
+def test_policies_that_no_session_uses_are_forgotten(agent):
+    with SessionPool(agent) as pool:
+        kept = pool.open(policy="learned:1")
+        for count in range(2, 30):
+            pool.discard(pool.open(policy=f"learned:{count}"))
+        assert len(pool._policies) == 2 and "learned:1" in pool._policies
+        assert pool.get(kept).policy is pool._policies["learned:1"]
 
 
 def test_a_seed_makes_a_session_repeatable(agent, pool, images):

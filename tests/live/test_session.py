@@ -229,6 +229,16 @@ def test_run_looks_elsewhere_when_a_sensor_fails_a_few_times(agent, images):
         agent.session().run(CallbackSensor(dead, agent.grid), max_missed=5)
 
 
+def test_no_glimpse_is_taken_where_enough_have_been_seen(agent, images):
+    for most in (3, 5):
+        session = agent.session(threshold=1.0)
+        feed(session, sensor_of(agent, images[0]), 5)
+        said = session.step
+        assert session.run(sensor_of(agent, images[0]), max_glimpses=most) is said
+        assert look_through([sensor_of(agent, images[0])], [session], max_glimpses=most) == [said]
+        assert session.num_glimpses == 5
+
+
 def test_a_sensor_may_use_its_buffer_again(agent, images):
     sensor, buffer = sensor_of(agent, images[0]), torch.zeros(3, 8, 8)
     session, careful = agent.session(first_location=0), agent.session(first_location=0)
@@ -391,7 +401,20 @@ def test_a_larger_window_is_resampled_and_only_its_cells_are_read(agent):
     assert sum(box.height * box.width for box in boxes) == 700_000
 
 
+def test_a_window_of_a_palette_is_resampled_as_what_it_shows(agent):
+    scene = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
+    palette = scene.quantize(200)
+
+    def sensor(image):
+        box = Window(0, 0, 48, 64)
+        return WindowSensor(lambda t, x, h, w: image.crop((x, t, x + w, t + h)), box, agent.grid)
+
+    assert sensor(palette).sense(3).equal(sensor(palette.convert("RGB")).sense(3))
+
+
 def test_a_window_sensor_says_what_is_wrong(agent):
+    with pytest.raises(StamError, match="takes 4 channels: write a sensor of your own"):
+        WindowSensor(lambda *box: None, Window(0, 0, 24, 32), agent.grid, (0.5,) * 4, (0.5,) * 4)
     with pytest.raises(StamError, match="cannot be cut into 3x4 glimpses"):
         WindowSensor(lambda *box: None, Window(0, 0, 2, 100), agent.grid)
     for pixels, message in (

@@ -1,3 +1,6 @@
+import inspect
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -101,6 +104,17 @@ def test_sizes_that_do_not_divide_are_refused(sizes, message):
 def test_locations_off_the_grid_are_refused(location):
     with pytest.raises(StamError, match="not on the grid"):
         Grid(224, 32, 16).index(location)
+
+
+def test_locations_are_whole_numbers_of_any_kind():
+    grid, index = Grid(224, 32, 16), inspect.unwrap(Grid.index)  # without the tests' check of types
+    number = np.unravel_index(10, (7, 7))
+    for location in ([1, 3], (1, 3), 10, number, np.int64(10), tuple(torch.tensor([1, 3]))):
+        found = index(grid, location)
+        assert type(found) is int and found == 10
+    for wrong in (1.9, (1.5, 2), (1, 2, 3), "10", None):
+        with pytest.raises(StamError, match="not on the grid"):
+            index(grid, wrong)
 
 
 def test_wrong_images_are_refused():

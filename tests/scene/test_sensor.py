@@ -71,6 +71,33 @@ def test_good_sensors_pass_the_check():
     check_sensor(CallbackSensor(lambda row, column: sensor.sense((row, column)), GRID))
 
 
+def test_a_camera_with_noise_passes_the_check():
+    sensor, drawn = ImageSensor(Image.fromarray(photo()), GRID), torch.Generator().manual_seed(0)
+
+    def camera(row, column):
+        glimpse = sensor.sense((row, column))
+        return glimpse + 0.035 * torch.randn(glimpse.shape, generator=drawn)  # two grey levels
+
+    check_sensor(CallbackSensor(camera, GRID))
+    with pytest.raises(SensorError, match="sensed differently"):
+        check_sensor(CallbackSensor(camera, GRID), noise=0.0)
+
+
+@pytest.mark.parametrize(
+    ("image", "grey"),
+    [
+        (Image.fromarray(np.full((8, 8), 10000, np.uint16)), 39),  # its upper 8 bits
+        (Image.new("RGBA", (8, 8), (0, 0, 0, 0)), 255),  # transparent: on white
+        (Image.new("L", (8, 8), 7), 7),
+    ],
+)
+def test_glimpses_of_any_mode_are_what_training_sees(image, grey):
+    want = as_pixels(np.full((8, 8, 3), grey, np.uint8), (8, 8))
+    assert as_pixels(image, (8, 8)).equal(want)
+    with pytest.raises(SensorError, match="floating-point"):
+        as_pixels(Image.new("F", (8, 8)), (8, 8))
+
+
 class Broken:
     grid = GRID
 

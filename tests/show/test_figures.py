@@ -152,6 +152,14 @@ def test_every_chart_of_a_comparison():
     assert comparisons.differences(compare([made_up("a")])) is None
 
 
+def test_names_of_runs_are_shown_to_the_letter():
+    found = compare([made_up("_a", 0.01), made_up(r"$\x$", 0.015), made_up("c", 0.012)])
+    for figure in comparison_figures(found).values():
+        figure.draw_without_rendering()
+    labels = [text.get_text().strip() for text in comparisons.curves(found).legends[0].get_texts()]
+    assert labels == ["_a", r"\$\x\$", "c"]
+
+
 def test_saving_gives_the_same_bytes_again(evaluation, tmp_path):
     paths = save_figures({"exits": curves.exits(evaluation)}, tmp_path / "figures")
     assert [path.name for path in paths] == ["exits.png", "exits.svg"]

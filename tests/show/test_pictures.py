@@ -123,6 +123,13 @@ def test_answers_are_coloured_by_truth_where_it_is_known(story):
     )
 
 
+def test_an_animation_may_have_many_glimpses():
+    image = np.zeros((64, 64, 3), np.uint8)
+    count = 256
+    story = Story("scene", image, Grid(64, 4, 2), list(range(count)), ["a"] * count, [0.5] * count)
+    assert len(draw_animation(story)) >= count
+
+
 def test_an_animation_has_the_cover_and_a_frame_for_every_glimpse(story):
     square = dataclasses.replace(story, image=np.zeros((8, 8, 3), np.uint8), grid=Grid(8, 2, 1))
     with Image.open(io.BytesIO(animation_bytes([story, square]))) as gif:

@@ -193,6 +193,7 @@ def test_freed_memory_is_given_back_while_the_service_is_used(web_agent, monkeyp
     returned = []
     monkeypatch.setattr("stam.web.server.return_freed_memory", lambda: returned.append(True))
     server = build_server(service)
+    assert server.config.ws == "none", "a connection for web sockets is no connection of ours"
 
     async def ticks():
         for counter in range(1, 401):

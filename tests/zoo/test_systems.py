@@ -369,6 +369,7 @@ def test_stages_share_the_batches():
         ("ram", {"num_scales": 0}, "num_scales must be at least 1"),
         ("dram", {"num_scales": 2, "backbone": "deit-tiny"}, "needs the backbone conv"),
         ("saccader", {"num_glimpses": 10}, "more than the 9 places"),
+        ("stn", {"num_glimpses": 2}, "stn looks once: num_glimpses must be 1, got 2"),
         ("tnet", {"num_glimpses": 11}, "more than 10"),
         ("patchdrop", {"num_patches": 5}, "does not divide"),
         ("patchdrop", {"num_glimpses": 3}, "at most 2"),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from stam.errors import StamError, require
-from stam.live.session import LiveStep, Session, Update, by_count, think
+from stam.live.session import LiveStep, Session, Update, by_count, require_evaluation, think
 from stam.model.agent import Looker
 from stam.model.policy import Policy
 from stam.scene.grid import Location
@@ -80,6 +80,7 @@ class SessionPool:
         require(
             idle_seconds > 0 and lifetime_seconds > 0, "idle_seconds and lifetime_seconds must be above 0"
         )
+        require_evaluation(agent)
         self.agent, self.max_sessions, self.max_batch = agent.prepared(), max_sessions, max_batch
         self.idle_seconds, self.lifetime_seconds = idle_seconds, lifetime_seconds
         self._clock = clock
@@ -128,6 +129,8 @@ class SessionPool:
                     f"later (idle ones are closed after {self.idle_seconds:g} seconds)"
                 )
             if name not in self._policies:  # one object for all, so that they can choose in one pass
+                used = {entry.session.policy_name for entry in self._entries.values()}
+                self._policies = {known: kept for known, kept in self._policies.items() if known in used}
                 self._policies[name] = self.agent.policy(name)
             session = Session(self.agent, first_location, name, generator, threshold)
             session.policy = self._policies[name]

@@ -119,7 +119,8 @@ class Session:
         """Opens a session; nothing has been seen yet.
 
         Args:
-            agent: Who looks, with the weights it has now: later changes do not reach an open session.
+            agent: Who looks, with the weights it has now: later changes do not reach an open session, unless
+                a module of the agent was replaced or hooked.
             first_location: Where the first glimpse is asked for. By default the agent's own, so a scene gets
                 the same answer each time; a generator, where one is given, draws the location.
             policy: A policy or its name; by default the agent's own.
@@ -127,8 +128,7 @@ class Session:
                 seeded by torch's.
             threshold: Confidence above which to stop; by default the agent's.
         """
-        if getattr(agent, "training", False):
-            raise StamError("the agent is in training mode: call agent.eval() before opening a session")
+        require_evaluation(agent)
         agent = agent.prepared()
         threshold = agent.config.threshold if threshold is None else threshold
         require(0 <= threshold <= 1, f"threshold must be in [0, 1], got {threshold}")
@@ -187,8 +187,7 @@ class Session:
     def missed(self, location: Location | None = None) -> tuple[int, int] | None:
         """Notes that a glimpse failed to arrive and returns where to look instead.
 
-        The location is not asked for again while others are left; then all that were missed come up again,
-        the latest last.
+        The location is not asked for again while others are left; then all that were missed come up again.
 
         Args:
             location: Which one failed; by default the one asked for.
@@ -252,6 +251,8 @@ class Session:
                 an `OSError` (`TimeoutError`, `ConnectionError`) makes the agent look elsewhere.
         """
         require_some(max_glimpses)
+        if self.step is not None and has_reached(self.step, max_glimpses):
+            return self.step
         num_missed = 0
         while True:
             location = self.location
@@ -265,7 +266,7 @@ class Session:
                     raise
                 self.missed()
                 continue
-            if step.stop or step.num_glimpses == max_glimpses:
+            if step.stop or has_reached(step, max_glimpses):
                 return step
 
     def prepare(self, glimpse: Any, location: Location | None = None) -> Update:
@@ -368,6 +369,17 @@ class Session:
 
     def _as_batch(self, location: int) -> Tensor:
         return torch.tensor([location], device=self.agent.device)
+
+
+def require_evaluation(agent: Looker) -> None:
+    """Raises where an agent is in training mode: looking would change its statistics."""
+    if getattr(agent, "training", False):
+        raise StamError("the agent is in training mode: call agent.eval() before opening a session")
+
+
+def has_reached(step: LiveStep, max_glimpses: int | None) -> bool:
+    """Tells whether as many glimpses have been seen as somebody wants at most."""
+    return max_glimpses is not None and step.num_glimpses >= max_glimpses
 
 
 def require_some(max_glimpses: int | None) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stam.config import AgentConfig
 from stam.errors import SensorError
-from stam.live.session import ALL_SEEN, LiveStep, Session, observe_all, require_some
+from stam.live.session import ALL_SEEN, LiveStep, Session, has_reached, observe_all, require_some
 from stam.scene.pixels import prepare_for_evaluation
 from stam.scene.sensor import Sensor
 from stam.shapes import UInt8
@@ -30,8 +30,8 @@ def look_through(
         on_step: Called with the sensor's index and the step after every glimpse.
     """
     require_some(max_glimpses)
-    steps: list[LiveStep | None] = [None] * len(sensors)
-    going = list(range(len(sensors)))
+    steps = [session.step for session in sessions]
+    going = [i for i, step in enumerate(steps) if step is None or not has_reached(step, max_glimpses)]
     while going:
         glimpses = [_sense(sensors[index], sessions[index]) for index in going]
         latest = observe_all([sessions[index] for index in going], glimpses)
@@ -50,7 +50,7 @@ def _sense(sensor: Sensor, session: Session) -> Tensor:
 
 
 def _is_done(step: LiveStep | None, max_glimpses: int | None) -> bool:
-    return step is None or step.stop or step.num_glimpses == max_glimpses
+    return step is None or step.stop or has_reached(step, max_glimpses)
 
 
 def scene_view(

@@ -235,7 +235,7 @@ class Looker:
         if given is None:
             return random_locations(self.grid, batch_size, self.device, generator)
         locations = torch.as_tensor(
-            self.grid.index(given) if isinstance(given, tuple) else given, device=self.device
+            self.grid.index(given) if isinstance(given, (tuple, int)) else given, device=self.device
         )
         if locations.is_floating_point() or locations.shape not in ((), (batch_size,)):
             raise LocationError(
@@ -276,7 +276,7 @@ class Looker:
 
     def session(
         self,
-        first_location: int | tuple[int, int] | None = None,
+        first_location: Location | None = None,
         policy: Policy | str | None = None,
         generator: torch.Generator | None = None,
         threshold: float | None = None,

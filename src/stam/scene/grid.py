@@ -5,6 +5,7 @@ A scene is cut into a grid of glimpses, and each glimpse into a grid of patches.
 together, row by row; their *position* is the row-major index of the patch in the whole image.
 """
 
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from stam.errors import ConfigError, StamError
 from stam.shapes import Float, Int
 
 Size = int | tuple[int, int]
-Location = int | tuple[int, int]
+Location = int | tuple[int, int] | list[int]
 
 
 class LocationError(StamError, ValueError):
@@ -108,12 +109,15 @@ class Grid:
 
     def index(self, location: Location) -> int:
         """Returns the grid index of a location given as an index or as (row, column)."""
-        if isinstance(location, tuple):
-            row, column = location if len(location) == 2 else (-1, -1)
-            if 0 <= row < self.rows and 0 <= column < self.columns:
-                return row * self.columns + column
-        elif 0 <= location < self.num_locations:
-            return int(location)
+        try:
+            if isinstance(location, (tuple, list)):
+                row, column = map(operator.index, location)
+                if 0 <= row < self.rows and 0 <= column < self.columns:
+                    return row * self.columns + column
+            elif 0 <= operator.index(location) < self.num_locations:
+                return operator.index(location)
+        except (TypeError, ValueError):
+            pass  # no whole numbers, or not two
         raise LocationError(
             f"location {location} is not on the grid: allowed are 0 to {self.num_locations - 1}, "
             f"or (row, column) below ({self.rows}, {self.columns})"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stam.errors import SensorError, require
 from stam.scene.grid import Grid, Location
-from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD
+from stam.scene.pixels import IMAGENET_MEAN, IMAGENET_STD, to_rgb
 from stam.scene.sensor import as_pixels
 from stam.shapes import Float
 
@@ -57,6 +57,11 @@ class WindowSensor:
             f"a window of {window.height}x{window.width} pixels cannot be cut into "
             f"{grid.rows}x{grid.columns} glimpses: use a larger one",
         )
+        require(
+            len(mean) in (1, 3),
+            f"a window is read as a grey or RGB image, and the agent takes {len(mean)} channels: write a "
+            "sensor of your own",
+        )
         self.grid, self.window = grid, window
         self._read, self._mean, self._std = read, mean, std
 
@@ -90,7 +95,10 @@ def _as_image(pixels: Any, box: Window) -> Image.Image:
         raise SensorError(
             f"read was asked for {box.height}x{box.width} pixels, got {pixels.size[1]}x{pixels.size[0]}"
         )
-    return pixels
+    try:
+        return to_rgb(pixels)  # resampled as what it shows, not as numbers of a palette
+    except ValueError as error:
+        raise SensorError(f"what read returned cannot be used: {error}") from error
 
 
 def windows(scene_size: tuple[int, int], window_size: tuple[int, int], overlap: float = 0.0) -> list[Window]:

@@ -53,8 +53,10 @@ def _draw_confidences(draw: ImageDraw.ImageDraw, story: Story, count: int, top: 
     """Draws the confidence after each glimpse so far as a bar; glimpses to come are empty bars."""
     total = story.num_glimpses
     step = min(_STAGE / total, 48)
+    between = 3 if step >= 6 else 1
     for index in range(total):
-        left, right = GAP + round(index * step), GAP + round((index + 1) * step) - 3
+        left = GAP + round(index * step)
+        right = max(left, GAP + round((index + 1) * step) - between)
         draw.rectangle((left, top, right, top + _BARS), fill=TRACK)
         if index < count:
             high = max(1, round(_BARS * story.confidences[index]))

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from stam.errors import ConfigError
+from stam.files import shown
 from stam.live import LiveStep
 from stam.model.policy import require_policy
 
@@ -14,7 +15,7 @@ def known_policy(name: str) -> str:
     try:
         require_policy(name)
     except ConfigError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(shown(str(error))) from error
     return name
 
 

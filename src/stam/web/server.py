@@ -56,6 +56,7 @@ def build_server(service: SceneService, hosts: Sequence[str] = OWN_NAMES, **sett
     config = uvicorn.Config(
         AnswerWhenStopped(service.app(hosts)),
         limit_concurrency=service.limits.max_connections,
+        ws="none",  # there are no web sockets here
         **(defaults | settings),
     )
     return Server(config, service.limits.client_seconds)
@@ -100,6 +101,8 @@ class Server(uvicorn.Server):
 
 def _waits_for(connection: Any) -> object:
     """Returns what a connection waits for its client to do; `None` if it is the service's turn."""
+    if not hasattr(connection, "cycle"):
+        return None
     cycle = connection.cycle
     if cycle is None or cycle.response_complete:
         return "a request", cycle

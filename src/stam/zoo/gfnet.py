@@ -171,7 +171,7 @@ class Gfnet(System):
             returns.append(following)
         target = torch.stack(returns[::-1], dim=1)
         advantage = target - value.detach()
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-5)
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-5)
         score = torch.stack(looks.scores, dim=1)
         ratio = (score - score.detach()).exp()
         clipped = ratio.clamp(1 - self.config.clip, 1 + self.config.clip)

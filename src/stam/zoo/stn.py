@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stam.errors import require
 from stam.model.looker import SceneTrace
 from stam.model.randomness import RandomSource
 from stam.shapes import Float, Int
@@ -46,6 +47,11 @@ class StnConfig(SystemConfig):
     sampler: bool = True
     num_glimpses: int = 1
     backbone: str = "deit-tiny"
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        super().__post_init__()
+        require(self.num_glimpses == 1, f"stn looks once: num_glimpses must be 1, got {self.num_glimpses}")
 
     clutter: ClassVar[dict[str, Any]] = {"sampled_size": 16, "saliency_size": 30, "backbone": "conv"}
 

@@ -8,7 +8,17 @@ from matplotlib.ticker import MaxNLocator
 
 from stam.evaluation.comparison import AS_PUBLISHED, Comparison
 from stam.show.figures.curves import X_LABELS, count_axis, draw_band, draw_curve, x_values
-from stam.show.figures.style import COLUMN, LIGHT, SMALL, Theme, colour_and_line, dress, legend, new_figure
+from stam.show.figures.style import (
+    COLUMN,
+    LIGHT,
+    SMALL,
+    Theme,
+    colour_and_line,
+    dress,
+    legend,
+    new_figure,
+    plain,
+)
 
 
 def curves(comparison: Comparison, x: str | None = None, theme: Theme = LIGHT) -> Figure:
@@ -69,7 +79,7 @@ def differences(comparison: Comparison, theme: Theme = LIGHT) -> Figure | None:
         draw_band(axes, at, each.mean, each.low, each.high, label, theme, position)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
     if len(baselines) == 1:
-        axes.set_title(f"over: {next(iter(baselines))}", fontsize=9, color=theme.ink)
+        axes.set_title(f"over: {plain(next(iter(baselines)))}", fontsize=9, color=theme.ink)
     legend(figure, theme, columns=1)
     return figure
 
@@ -82,8 +92,7 @@ def early_exits(comparison: Comparison, theme: Theme = LIGHT) -> Figure:
         sweep = evaluation.early_exit.calibrated
         share = 100 * evaluation.share_after(sweep.mean_glimpses)
         colour, line = colour_and_line(theme, position)
-        axes.plot(
-            share, 100 * np.array(sweep.accuracy), color=colour, linestyle=line, linewidth=1.8, label=name
-        )
+        accuracy = 100 * np.array(sweep.accuracy)
+        axes.plot(share, accuracy, color=colour, linestyle=line, linewidth=1.8, label=plain(name))
     legend(figure, theme, columns=1 if max(map(len, comparison.names)) > 24 else 2)
     return figure

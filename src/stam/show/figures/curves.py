@@ -23,6 +23,7 @@ from stam.show.figures.style import (
     dress,
     legend,
     new_figure,
+    plain,
 )
 
 X_LABELS = {
@@ -68,6 +69,7 @@ def draw_band(
     """Draws shares as per cent, with a band from low to high where those are known."""
     middle, lower, upper = (100 * np.array(values) for values in (mean, low, high))
     colour, line = colour_and_line(theme, position)
+    label = plain(label)
     if len(at) == 1:
         reach = np.maximum(0, [middle - lower, upper - middle]) if len(lower) else None
         axes.errorbar(at, middle, yerr=reach, fmt="o", color=colour, label=label, markersize=4)

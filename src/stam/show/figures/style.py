@@ -112,6 +112,12 @@ def dress(axes: Axes, theme: Theme, x_label: str = "", y_label: str = "", title:
         spine.set_color(theme.muted)
 
 
+def plain(name: str) -> str:
+    """Returns a name as matplotlib shows it to the letter: neither as a formula nor left out of a legend."""
+    escaped = name.replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped
+
+
 def legend(figure: Figure, theme: Theme, columns: int = 2, axes: Axes | None = None) -> None:
     """Puts the legend below the axes, where it cannot lie on a curve."""
     handles, labels = (axes or figure.axes[0]).get_legend_handles_labels()
