@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stam.data import FMOW_CLASSES, decode_image, open_scenes, prepare_fmow
+from stam.data import FMOW_CLASSES, decode_image, fmow, open_scenes, prepare_fmow
 from stam.errors import DataError, FileError
 
 
@@ -137,6 +137,21 @@ def test_it_goes_on_where_it_was(source: Path, tmp_path: Path, monkeypatch: pyte
     assert (report.num_written, report.num_kept) == (1, 7)
     assert decoded == ["zoo_0_0_rgb.jpg"]
     assert report.num_crops == {"train/airport": 3, "train/zoo": 3, "val/airport": 1, "val/zoo": 1}
+
+
+def test_it_goes_on_with_the_same_settings_only(source: Path, tmp_path: Path) -> None:
+    prepare_fmow(source, tmp_path / "out", max_shorter_side=50, progress=False)
+    with pytest.raises(DataError, match="were made with max-shorter-side 50: go on so, or name another"):
+        prepare_fmow(source, tmp_path / "out", progress=False)
+    assert prepare_fmow(source, tmp_path / "out", max_shorter_side=50, progress=False).num_written == 0
+    report = tmp_path / "out" / fmow.REPORT_NAME
+    old = json.loads(report.read_text())
+    for name in ("max_shorter_side", "quality"):
+        del old[name]  # of an earlier version, which did not say
+    report.write_text(json.dumps(old))
+    prepare_fmow(source, tmp_path / "out", progress=False)
+    with pytest.raises(DataError, match="were made with max-shorter-side none"):
+        prepare_fmow(source, tmp_path / "out", max_shorter_side=20, progress=False)
 
 
 def test_one_split_or_none(source: Path, tmp_path: Path) -> None:

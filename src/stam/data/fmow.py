@@ -58,6 +58,8 @@ class FmowReport:
 
     dataset: str = "fmow"
     complete: bool = False
+    max_shorter_side: int | None = None
+    quality: int = 95
     num_images: int = 0
     num_written: int = 0
     num_kept: int = 0
@@ -126,8 +128,8 @@ def prepare_fmow(
         FileError: A crop or the report could not be written.
     """
     job = _Job(from_user(source), from_user(out), max_shorter_side, quality)
-    _check_folders(job.source, job.out)
-    report = FmowReport()
+    _check_folders(job)
+    report = FmowReport(max_shorter_side=max_shorter_side, quality=quality)
     images = _find_images(job.source, report)
     if not images:
         raise DataError(f"no *{_IMAGE_END} in {source}: give the folder that holds fMoW's train and val")
@@ -150,7 +152,8 @@ def prepare_fmow(
     return report
 
 
-def _check_folders(source: Path, out: Path) -> None:
+def _check_folders(job: _Job) -> None:
+    source, out = job.source, job.out
     if not source.is_dir():
         raise DataError(f"no such folder: {source}; give the folder that holds fMoW's train and val")
     if out.exists() and not out.is_dir():
@@ -159,13 +162,22 @@ def _check_folders(source: Path, out: Path) -> None:
         raise DataError(f"{out} and {source} lie one inside the other: write to a folder elsewhere")
     if out.is_dir() and any(out.iterdir()):
         try:
-            is_ours = json.loads((out / REPORT_NAME).read_text())["dataset"] == FmowReport.dataset
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            earlier = json.loads((out / REPORT_NAME).read_text())
+            is_ours = earlier["dataset"] == FmowReport.dataset
+            others = [
+                name
+                for name in ("max_shorter_side", "quality")
+                if earlier.get(name, getattr(job, name)) != getattr(job, name)
+            ]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             is_ours = False
         if not is_ours:
             raise DataError(
                 f"{out} holds something else: give an empty folder, or an earlier call's to go on"
             )
+        if others:  # what is there would stay as it is
+            before = f"{others[0].replace('_', '-')} {str(earlier[others[0]]).lower()}"
+            raise DataError(f"the crops in {out} were made with {before}: go on so, or name another folder")
 
 
 def _find_images(source: Path, report: FmowReport) -> list[Path]:
