@@ -26,7 +26,7 @@ from stam.model.vit import VisionTransformer
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/stam/assets/*/README.md")]
 TOY_AGENT = "--image-size 32 --glimpse-size 16 --width 64 --depth 1 --num-heads 1".split()
-TOY_OPTIONS = {  # appended to a documented command, to make it small; only --minutes is taken away from it
+TOY_OPTIONS = {  # given to documented commands instead of their own values; --minutes is left out
     "train tiny": [
         "--no-fit",
         *TOY_AGENT,
@@ -107,6 +107,17 @@ def toy_options(words: list[str]) -> list[str]:
     return []
 
 
+def at_toy_size(words: list[str]) -> list[str]:
+    """Returns a documented command with its toy options, which may not be given twice."""
+    toy = toy_options(words)
+    kept: list[str] = []
+    is_replaced = False
+    for word in words:
+        is_replaced = word in toy if word.startswith("--") else is_replaced
+        kept += [] if is_replaced else [word]
+    return [*kept, *toy]
+
+
 @pytest.mark.parametrize(
     "file",
     [
@@ -137,7 +148,7 @@ def test_documented_commands_work(file, workplace, monkeypatch, request):
             continue
         if words[0] == "train" and "--resume" in words:
             (workplace / words[words.index("--out") + 1] / "state.pt").unlink(missing_ok=True)
-        cli.main([*words, *toy_options(words)])
+        cli.main(at_toy_size(words))
     assert not any("stam serve" in command for command in commands) or served
     assert not any("stam push" in command for command in commands) or pushed
 

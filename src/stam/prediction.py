@@ -50,6 +50,13 @@ class Looking:
     first_location: Location | None = None
     seed: int | None = None
 
+    def __post_init__(self) -> None:
+        """Checks what does not depend on who looks."""
+        require(
+            self.threshold is None or 0 <= self.threshold <= 1,
+            f"threshold must be in [0, 1], got {self.threshold}",
+        )
+
     def generator(self) -> torch.Generator:
         """Returns a fresh source of randomness: every image begins with the same one."""
         return torch.Generator().manual_seed(self.seed or 0)

@@ -240,6 +240,10 @@ def test_compare_evaluates_what_was_not(home, capsys, monkeypatch, sketched):
         (["compare", "{home}/a", "--baseline", "{home}/b"], "is not among the runs"),
         (["compare", "{home}/a", "--published", "imagenett"], "did you mean 'imagenet'"),
         (["compare", "{home}/a/best/config.json"], "is not a stam-evaluation"),
+        (["compare", "{home}/a", "--accuracy", "76"], "76 % is 0.76"),
+        (["compare", "{home}/a", "--pixels", "0"], "--pixels must be at least 1, got 0"),
+        (["compare", "{home}/a", "--out", "{home}/c.html", "--out", "{home}/d.html"], "--out is given twice"),
+        (["evaluate", "{home}/a", "--resize-size", "0"], "resize_size must be at least 1, got 0"),
     ],
 )
 def test_mistakes_end_in_one_line(home, capsys, arguments, message):

@@ -156,12 +156,19 @@ class TestSettingsOfAnotherRun:
         settings.write_text('recipe = "tiny"')
         assert "names no data" in fails(capsys, "train", "--config", settings, "--out", tmp_path / "x")
         assert "no such file" in fails(capsys, "train", "--config", "x.toml", "--out", tmp_path / "x")
+        settings.write_text('recipe = "tini"\n')
+        complaint = fails(capsys, "train", images, "--config", settings, "--out", tmp_path / "x")
+        assert "recipe 'tini' is unknown: did you mean 'tiny'?" in complaint
+        settings.write_text("[training]\nepochs = 7\n")
+        assert cli.recipes.choose_base([str(images)], ["--config", str(settings)], "train")[0] == "tiny"
         given = ("--config", settings, "--out", tmp_path / "x", "--minutes", "3")
         assert "leave out --config" in fails(capsys, "train", "tiny", images, *given)
 
     def test_what_is_of_another_kind_is_refused(self, trained, tmp_path, capsys):
         complaint = fails(capsys, "teacher", "--config", trained, "--out", tmp_path / "x")
         assert "is of a run of stam train" in complaint
+        complaint = fails(capsys, "train", "aid", trained, "--config", trained, "--out", tmp_path / "x")
+        assert "is of a run of 'tiny', whose settings are taken: leave out aid" in complaint
         record = json.loads((trained / "run.json").read_text())
         record["config"]["training"]["discount"] = 0.5
         (tmp_path / "old.json").write_text(json.dumps(record))

@@ -191,7 +191,12 @@ def test_rows_are_there_though_it_is_interrupted_and_it_goes_on(
     assert stopped.value.code == 2 and "exists: pass --resume" in capsys.readouterr().err
     whole = out.read_bytes()
     out.write_bytes(whole + b"half a ro")
-    said = predict(capsys, agent_folder, classes, "--csv", out, "--resume")
+    with pytest.raises(SystemExit) as ended:
+        predict(capsys, agent_folder, classes, "--csv", out, "--resume")
+    said = capsys.readouterr()
+    assert (
+        ended.value.code == 2 and "1 of 4 images could not be read" in said.err
+    )  # before it was interrupted
     assert "2 images are done, 2 are left" in said.err and f"4 rows are in {out}" in said.out
     assert "on 2 of 4 images whose class is known" in said.out
     rows = read_rows(out)
@@ -200,6 +205,34 @@ def test_rows_are_there_though_it_is_interrupted_and_it_goes_on(
     with pytest.raises(SystemExit):
         predict(capsys, agent_folder, classes, "--csv", out.with_name("other.csv"))
     assert "1 of 4 images could not be read: see" in capsys.readouterr().err
+
+
+def test_rows_of_another_agent_are_not_gone_on_with(agent_folder, pictures, tmp_path, capsys):
+    out, picture = tmp_path / "out.csv", pictures / "a.png"
+    out.touch()  # as a program leaves it that made the file and was stopped
+    predict(capsys, agent_folder, picture, "--csv", out)
+    (row,) = read_rows(out)
+    out.write_text(out.read_text().replace(f",{row['label']},", ",wolf,"))
+    with pytest.raises(SystemExit) as stopped:
+        predict(capsys, agent_folder, pictures, "--csv", out, "--resume")
+    assert stopped.value.code == 2
+    assert "has answers of another agent, such as 'wolf'" in capsys.readouterr().err
+    assert len(read_rows(out)) == 1
+
+
+def test_a_shell_may_leave_the_home_folder_to_us(agent_folder, pictures, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    predict(capsys, agent_folder, pictures / "a.png", "--csv=~/out.csv", "--strip=~/strip.png")
+    assert read_rows(tmp_path / "out.csv") and (tmp_path / "strip.png").is_file()
+    stam.weights.save_agent(stam.load(agent_folder), "~/agent")
+    assert (tmp_path / "agent/config.json").is_file()
+
+
+def test_a_threshold_is_a_share(agent_folder, pictures, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        predict(capsys, agent_folder, pictures / "a.png", "--threshold", "90")
+    assert stopped.value.code == 2
+    assert "threshold must be in [0, 1], got 90" in capsys.readouterr().err
 
 
 def test_an_unreadable_image_does_not_stop_the_others(agent_folder, pictures, tmp_path, capsys):

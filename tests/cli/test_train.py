@@ -302,6 +302,10 @@ class TestMistakesBeforeTheFirstBatch:
         )
         assert "--width" in complaint or "glimpse" in complaint or "divide" in complaint
         complaint = fails(
+            capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--class-indices", "0", "1", "2"
+        )
+        assert "class_indices are rows of a classifier of --init" in complaint
+        complaint = fails(
             capsys, "train", "tiny", images, "--out", tmp_path / "x", *TINY, "--teacher", str(images)
         )
         assert "holds no teacher" in complaint

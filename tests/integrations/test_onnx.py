@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -45,6 +46,7 @@ def test_a_hundred_episodes_say_the_same_after_every_glimpse(exported):
     other = stam.Agent(agent.config).eval()
     randomise(other, seed=7)
     assert not check_parity(other, path, num_episodes=2).ok
+    assert not dataclasses.replace(parity, policy=float("nan")).ok  # what is no number agrees with nothing
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,15 @@ def test_every_dialect_of_deit_gives_the_same_agent(tmp_path, kind, distilled):
     assert teacher(torch.randn(2, 3, 64, 64)).exp().sum(1).tolist() == pytest.approx([1, 1], abs=1e-5)
 
 
+def test_a_teacher_of_two_tokens_and_one_classifier_uses_it_for_both():
+    state = deit_state(True)
+    state = {name: value for name, value in state.items() if not name.startswith("head_dist")}
+    model = weights.load_teacher(state, CLASSES, image_size=64).model
+    assert model.head_dist.weight.equal(state["head.weight"]) and model.head_dist.bias.equal(
+        state["head.bias"]
+    )
+
+
 def test_positions_are_interpolated_to_another_grid():
     state = deit_state(False)
     agent = weights.load_deit(state, CLASSES, image_size=(96, 64), glimpse_size=32, actor_width=8)

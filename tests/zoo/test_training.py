@@ -162,8 +162,13 @@ def test_the_command_resumes_a_run_by_its_folder_alone(digits, tmp_path, capsys)
     out = tmp_path / "run"
     assert run("train", "stn", digits, "--out", out, *OPTIONS["stn"], *BRIEF) == 0
     assert run("train", "--resume", "--out", out) == 0
-    assert run("train", "ram", "--resume", "--out", out) == 2
-    assert "was begun with 'stn'" in capsys.readouterr().err
+    assert run("train", digits, "--resume", "--out", out) == 0
+    assert run("train", "stn", digits, "--resume", "--out", out) == 0
+    for word in ("ram", "tiny"):
+        assert run("train", word, "--resume", "--out", out) == 2
+        assert f"was begun with 'stn': leave out {word}" in capsys.readouterr().err
+    assert run("train", "elsewhere", "--resume", "--out", out) == 2
+    assert "leave out elsewhere" in capsys.readouterr().err
     assert run("train", "--resume", "--out", out, "--lr", 3) == 2
     assert "leave out --lr" in capsys.readouterr().err
     assert run("train", "stn", "--resume", "--out", tmp_path / "none") == 2

@@ -42,7 +42,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may be bytes that are not text
     try:
         _run(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # a program may be started without one
+            sys.stdout.flush()
     except Interrupted as error:
         _complain(str(error))
         sys.exit(128 + error.number)  # as a shell says it: 130 after Ctrl-C

@@ -90,7 +90,9 @@ class Rows:
     done: dict[str, tuple[str | None, str | None]]
 
     def add(self, answer: Any, truth: str | None) -> None:
-        """Writes the row of an answer."""
+        """Writes the row of an answer; the first goes below the names of the columns."""
+        if not self.file.tell():
+            csv.writer(self.file).writerow(COLUMNS)
         values = {**dataclasses.asdict(answer), "truth": truth}
         csv.DictWriter(self.file, COLUMNS, extrasaction="ignore").writerow(values)
         self.file.flush()
@@ -105,7 +107,7 @@ def open_rows(path: Path, resume: bool) -> Iterator[Rows]:
         resume: Whether to go on with one that is there; otherwise that is an error.
     """
     done: dict[str, tuple[str | None, str | None]] = {}
-    if path.exists() and not resume:
+    if path.exists() and not resume and not (path.is_file() and path.stat().st_size == 0):
         raise FileError(f"'{path}' exists: pass --resume to go on with it, or name another file")
     if path.exists() and not path.is_file():
         raise FileError(f"'{path}' is not a file: name another")
@@ -113,8 +115,6 @@ def open_rows(path: Path, resume: bool) -> Iterator[Rows]:
         if path.exists():
             done = _finished(path)
         with path.open("a", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            if not file.tell():
-                csv.writer(file).writerow(COLUMNS)
             yield Rows(file, done)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; the rows so far are in {path}, and --resume goes on") from None

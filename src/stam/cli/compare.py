@@ -48,6 +48,12 @@ def run(arguments: list[str]) -> None:
     """Runs the command."""
     given = parse(Arguments, "compare", arguments)
     require(len(given.runs) >= 1, "give two or more runs: stam compare runs/a runs/b --out comparison.html")
+    accuracy, pixels = given.accuracy, given.pixels
+    require(
+        accuracy is None or 0 < accuracy <= 1,
+        f"--accuracy is a share above 0 and at most 1, got {accuracy}: 76 % is 0.76",
+    )
+    require(pixels is None or pixels >= 1, f"--pixels must be at least 1, got {pixels}")
     for path in given.out:
         if path.suffix not in KINDS:
             raise StamError(

@@ -120,7 +120,7 @@ def run(arguments: list[str]) -> None:
 
 def with_data(arguments: list[str]) -> list[str]:
     """Returns the arguments with data that was named beside the run, before it or after it, as --data."""
-    words, options = split_positionals(arguments, most=2)
+    words, options = split_positionals(arguments, most=2, cls=Arguments)
     if len(words) < 2:
         return arguments
     require(

@@ -10,13 +10,14 @@ import re
 import sys
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
 from stam.cli import COMMANDS
 from stam.config import require_sensible_numbers
 from stam.errors import ConfigError
+from stam.files import from_user
 
 T = TypeVar("T")
 
@@ -57,15 +58,22 @@ def _words_behind_options(arguments: list[str], flags: set[str]) -> tuple[list[s
     return words, options
 
 
-def flags_of(cls: type) -> set[str]:
-    """Returns the options of a dataclass that take no value, those of the dataclasses in it included."""
+def flags_of(cls: type, prefix: str = "") -> set[str]:
+    """Returns the options of a dataclass that take no value, those of the dataclasses in it included.
+
+    Args:
+        cls: The dataclass.
+        prefix: What its options begin with, such as `augment.`.
+    """
     flags = {"-h", "--help", "--help-all"}
-    for name, kind in get_type_hints(cls).items():
+    for name, given in get_type_hints(cls, include_extras=True).items():
+        kind, *more = get_args(given) if get_origin(given) is Annotated else (given,)
+        word = name.replace("_", "-")
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            flags |= flags_of(kind)
+            is_flat = any(getattr(each, "name", None) == "" for each in more)
+            flags |= flags_of(kind, prefix if is_flat else f"{prefix}{word}.")
         elif kind is bool:
-            word = name.replace("_", "-")
-            flags |= {f"--{word}", f"--no-{word}"}
+            flags |= {f"--{prefix}{word}", f"--{prefix}no-{word}"}
     return flags
 
 
@@ -105,6 +113,7 @@ def parse(
     if wants_help(arguments):
         cls, default = (cls, default) if in_full else shortened(default, shown, chosen)
         arguments = ["--help"]
+    _require_once(cls, arguments)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -123,7 +132,36 @@ def parse(
         raise
     assert parsed is not None
     require_sensible_numbers(parsed)
-    return parsed
+    return _with_home(parsed)
+
+
+def _require_once(cls: type, arguments: list[str]) -> None:
+    """Raises where an option of several values is given twice: the first values would be lost."""
+    several = {
+        f"--{name.replace('_', '-')}"
+        for name, kind in get_type_hints(cls).items()
+        if get_origin(kind) is tuple
+    }
+    given = names_of(arguments)
+    for name in several:
+        if given.count(name) > 1:
+            raise ConfigError(f"{name} is given twice: write its values behind one another, {name} A B")
+
+
+def _with_home(parsed: T) -> T:
+    """Returns options with the home folder in place of `~`: a shell leaves it in `--out=~/runs`."""
+
+    def expanded(value: Any) -> Any:
+        if isinstance(value, Path):
+            return from_user(value)
+        return tuple(map(expanded, value)) if isinstance(value, tuple) else value
+
+    changes = {
+        field.name: value
+        for field in dataclasses.fields(parsed)  # type: ignore[arg-type]
+        if (value := expanded(getattr(parsed, field.name))) != getattr(parsed, field.name)
+    }
+    return dataclasses.replace(parsed, **changes) if changes else parsed  # type: ignore[type-var]
 
 
 def shortened(default: Any, shown: tuple[str, ...], chosen: tuple[str, ...] = ()) -> tuple[type, Any]:
@@ -176,7 +214,8 @@ def in_one_line(complaint: str, how_to_see_all: str) -> str:
     if not said:  # it looks otherwise than known: better all of it than nothing
         return plain
     message, wrong = " ".join(said), re.search(r"--[\w.-]+", " ".join(said))
-    known = [line.split()[0] for line in lines[len(said) :] if line.startswith("--")]
+    listed = [line for line in lines[len(said) :] if line.startswith("--")]
+    known = [word for line in listed for word in re.findall(r"--[\w.-]+", line)]
     close = difflib.get_close_matches(wrong[0], known, n=1, cutoff=0) if wrong else []
     meant = f"; did you mean {close[0]}?" if close and close[0] != (wrong and wrong[0]) else ""
     return f"{message.removesuffix('.')}{meant or ';'} see {how_to_see_all}"

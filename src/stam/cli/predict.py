@@ -119,18 +119,23 @@ def run(arguments: list[str]) -> None:
     with nullcontext() if given.csv is None else open_rows(given.csv, given.resume) as rows:
         if rows is not None and rows.done:
             for label, truth in rows.done.values():
+                require(
+                    label is None or label in looker.facts.labels,
+                    f"'{given.csv}' has answers of another agent, such as '{label}': name another file",
+                )
                 score.add(label, truth)
+                num_unreadable += label is None
             images = [image for image in images if str(image.path) not in rows.done]
             print(f"{len(rows.done):,} images are done, {len(images):,} are left", file=sys.stderr)
-        truths = {image.path: image.truth(looker.facts.labels) for image in images}
+        found_of = predict(looker, [image.path for image in images], how, resize_size)
         with _bar(len(images)) as bar:
-            for path, found in predict(looker, [image.path for image in images], how, resize_size):
-                answer = answer_of(path, found)
+            for image, (path, found) in zip(images, found_of, strict=True):
+                answer, truth = answer_of(path, found), image.truth(looker.facts.labels)
                 if rows is not None:
-                    rows.add(answer, truths[path])
+                    rows.add(answer, truth)
                 if rows is None or given.json:  # otherwise they are in the file, however many there are
                     answers.append(answer)
-                score.add(answer.label, truths[path])
+                score.add(answer.label, truth)
                 num_unreadable += answer.error is not None
                 if isinstance(found, Prediction) and len(stories) < _MOST_PICTURES:
                     stories.append(found.story)

@@ -41,7 +41,7 @@ class Arguments:
 
 def run(arguments: list[str]) -> None:
     """Turns a dataset's own layout into class folders, or images into shards."""
-    positionals, options = split_positionals(arguments, most=2)
+    positionals, options = split_positionals(arguments, most=2, cls=Arguments)
     about = "DATASET is fmow, or shards: any source of images, packed for fast and remote reading."
     parsed = parse(Arguments, "prepare", options, default=Arguments(), more_help=about)
     if len(positionals) < 2:

@@ -9,7 +9,7 @@ from stam.cli.logging import OPTIONS as LOGGING
 from stam.cli.parsing import names_of, value_of, wants_help
 from stam.cli.settings_file import read_settings
 from stam.data.sources import DIGITS, is_data, nearest_data
-from stam.errors import ConfigError, DataError, StamError, require
+from stam.errors import ConfigError, DataError, StamError, require, require_choice
 from stam.files import from_user
 from stam.learning import distributed
 from stam.learning.experiment import extend, recipe_of, reopen
@@ -138,8 +138,17 @@ def choose_base(
     else:
         file = read_settings(given, command)
         recipe, path = choose_recipe(positionals, without_data=True)
-        if file.recipe in RECIPES and not (positionals and positionals[0] in RECIPES):
-            recipe = file.recipe
+        is_named = bool(positionals) and positionals[0] in RECIPES
+        if file.recipe is not None and not file.is_record:
+            require_choice(f"'{given}': recipe", file.recipe, tuple(RECIPES))
+        require(
+            not (is_named and file.is_record and file.recipe in RECIPES and file.recipe != recipe),
+            f"'{given}' is of a run of '{file.recipe}', whose settings are taken: leave out {recipe}",
+        )
+        if file.recipe in RECIPES and not is_named:
+            recipe = str(file.recipe)
+        elif not is_named and (path or file.data) not in (None, DIGITS):
+            recipe = DEFAULT_FOR_IMAGES
         base, path = file.over(recipe), path or file.data
         require(
             path is not None or without_data or recipe.startswith("digits"),

@@ -104,10 +104,18 @@ def run(arguments: list[str]) -> None:
 
 def config_of(parsed: Arguments, base: RunConfig) -> RunConfig:
     """Returns the experiment that the arguments describe; an agent is not trained in it."""
+    training = dataclasses.replace(
+        base.training,
+        num_glimpses=1,  # fits every grid; as the others, it asks nothing of teacher and data
+        actor_objective="actor-critic",
+        updates_per_batch=1,
+        feature_weight=0.0,
+        large_crop_fraction=0.0,
+    )
     return RunConfig(
         agent=parsed.agent,
         data=parsed.data,
-        training=dataclasses.replace(base.training, num_glimpses=1),  # fits every grid
+        training=training,
         teacher_training=parsed.teacher,
         init=parsed.init,
         class_indices=parsed.class_indices,

@@ -13,6 +13,7 @@ from stam.cli.parsing import next_command, parse, require_out, value_of, wants_h
 from stam.cli.recipes import epochs_asked, refuse
 from stam.cli.settings_file import SettingsFile, read_settings
 from stam.errors import require
+from stam.learning.recipes import RECIPES
 from stam.learning.runs import RunError, RunFolder
 from stam.settings import DataConfig
 from stam.weights.locate import NOTHING
@@ -38,7 +39,7 @@ def is_meant(positionals: list[str], options: list[str]) -> bool:
     if file is not None:
         return file.system in SYSTEMS
     out = value_of(options, "--out")
-    return not positionals and "--resume" in options and out is not None and is_zoo_run(out)
+    return "--resume" in options and out is not None and is_zoo_run(out)
 
 
 def _settings(options: list[str]) -> SettingsFile | None:
@@ -92,10 +93,11 @@ def _go_on(positionals: list[str], options: list[str]) -> None:
     out = Path(value_of(options, "--out") or "")
     require(bool(value_of(options, "--out")), "name the run to go on with: stam train --resume --out RUN")
     config = read_config(RunFolder.open(out))
-    if positionals and positionals[0] != config.name:
-        raise RunError(f"the run in '{out}' was begun with '{config.name}': leave out {positionals[0]}")
-    if positionals[1:] and Path(positionals[1]).resolve() != Path(config.data.path).resolve():
-        raise RunError(f"the run in '{out}' was begun with '{config.data.path}': leave out {positionals[1]}")
+    words = positionals[1:] if positionals[:1] == [config.name] else positionals
+    if words and (words[0] in SYSTEMS or words[0] in RECIPES):
+        raise RunError(f"the run in '{out}' was begun with '{config.name}': leave out {words[0]}")
+    if words and Path(words[0]).resolve() != Path(config.data.path).resolve():
+        raise RunError(f"the run in '{out}' was begun with '{config.data.path}': leave out {words[0]}")
     epochs = epochs_asked(options)
     if epochs is not None:
         print(extend(out, epochs), file=sys.stderr)

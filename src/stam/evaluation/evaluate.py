@@ -101,6 +101,10 @@ class EvaluationPlan:
         require(self.num_seeds >= 1, f"seeds must be at least 1, got {self.num_seeds}")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
         require(
+            self.resize_size is None or self.resize_size >= 1,
+            f"resize_size must be at least 1, got {self.resize_size}",
+        )
+        require(
             self.most_calibration >= 1,
             f"most_calibration must be at least 1, got {self.most_calibration}: the temperature is fitted",
         )

@@ -318,6 +318,10 @@ def load_teacher(
     """
     source = named(path)
     state = read_deit(path)
+    if "dist_token" in state and "head_dist.weight" not in state:  # Hugging Face has one classifier for both
+        for name in ("weight", "bias"):
+            if f"head.{name}" in state:
+                state = {**state, f"head_dist.{name}": state[f"head.{name}"].clone()}
     found = state["head.weight"].shape[0] if "head.weight" in state else 0
     if class_indices is None and found != num_classes:
         raise WeightsError(

@@ -11,7 +11,7 @@ from torch import nn
 
 from stam.config import AgentConfig, from_plain, require_timm_name, to_plain
 from stam.errors import ConfigError, FileError, StamError, WeightsError, require, require_package
-from stam.files import WRITING, read_json, recover, save_folder
+from stam.files import WRITING, from_user, read_json, recover, save_folder
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
@@ -54,11 +54,11 @@ def save_agent(agent: Agent, folder: str | Path, half: bool = False, own: bool =
         own: Whether the folder is the caller's own, such as `last` of a run. What else lies there, half of
             an agent say, is then no reason to refuse.
     """
-    folder = Path(folder)
-    others = {file.name for file in folder.iterdir()} - {WRITING} if folder.is_dir() else set()
-    if others and not own and not is_agent_folder(folder):
-        raise StamError(f"'{folder}' is not empty and holds no agent: choose another folder")
-    _write(folder, agent, FORMAT, {"agent": to_plain(agent.config)}, half)
+    path = from_user(folder)
+    others = {file.name for file in path.iterdir()} - {WRITING} if path.is_dir() else set()
+    if others and not own and not is_agent_folder(path):
+        raise StamError(f"'{path}' is not empty and holds no agent: choose another folder")
+    _write(path, agent, FORMAT, {"agent": to_plain(agent.config)}, half)
 
 
 def load_agent(folder: str | Path) -> Agent:

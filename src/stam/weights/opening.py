@@ -31,6 +31,7 @@ def start_agent(source: str, config: AgentConfig, class_indices: tuple[int, ...]
     """
     start = find_core(source)
     if start is None:
+        require(class_indices is None, "class_indices are rows of a classifier of --init: leave them out")
         return Agent(config)
     if start.is_dir():
         return _start_from_agent(load_agent(start), config, source, class_indices)
