@@ -3,11 +3,12 @@
     python benchmarks/cores.py --size tiny --threads 2
     python benchmarks/cores.py --size tiny --device cuda --batch-sizes 600
 
-Both are timed in turn, round after round, so that a busy machine slows both alike; medians over the rounds.
+All are timed in turn, round after round, so that a busy machine slows them alike; medians over the rounds.
 look: a look of all glimpses, with the actor of the shipped agents (512 wide).
 core: the same by a fixed order, without the actor.
-step: the last glimpse of a live session (on a CPU).
+step: the last glimpse of a live session, right after the glimpses before it (on a CPU).
 exported: the same as an ONNX graph (`stam export`), run by onnxruntime, where that is installed.
+compiled: the causal core as `agent.compiled()` has it (on a CPU with a C++ compiler).
 """
 
 import argparse
@@ -52,15 +53,23 @@ def look(looker: Looker, images: torch.Tensor, num_glimpses: int, policy: str) -
     return partial(looker.look_from, images, num_glimpses, first, chosen)
 
 
-def last_step(looker: Looker, num_glimpses: int, times: int) -> Callable[[], object]:
-    """Returns a call that feeds the next of some live sessions its last glimpse."""
-    glimpses = torch.randn(looker.grid.num_locations, 3, *looker.grid.glimpse_size)
-    sessions = [Session(looker, first_location=0) for _ in range(times)]
-    for session in sessions:
-        for _ in range(num_glimpses - 1):
-            assert session.location is not None
-            session.observe(glimpses[looker.grid.index(session.location)])
-    return lambda: sessions.pop().observe(glimpses[0])
+class LiveSession:
+    """A live session up to its last glimpse, and that."""
+
+    def __init__(self, looker: Looker, num_glimpses: int) -> None:
+        self.looker, self.num_glimpses = looker, num_glimpses
+        self.glimpses = torch.randn(looker.grid.num_locations, 3, *looker.grid.glimpse_size)
+
+    def begin(self) -> None:
+        """Observes all glimpses but the last."""
+        self.session = Session(self.looker, first_location=0)
+        for _ in range(self.num_glimpses - 1):
+            self.observe()
+
+    def observe(self) -> object:
+        """Observes the glimpse that is asked for."""
+        assert self.session.location is not None
+        return self.session.observe(self.glimpses[self.looker.grid.index(self.session.location)])
 
 
 def last_exported_step(agent: stam.Agent, num_glimpses: int) -> Callable[[], object]:
@@ -92,31 +101,37 @@ def last_exported_step(agent: stam.Agent, num_glimpses: int) -> Callable[[], obj
 def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
     device = torch.device(arguments.device)
     agents = {core: build(arguments.size, core, arguments.actor_width, device) for core in CORES}
-    lookers = {core: prepare(agent) for core, agent in agents.items()}
+    lookers: dict[str, Looker] = {core: prepare(agent) for core, agent in agents.items()}
+    if arguments.compile:
+        lookers["compiled"] = agents["causal"].compiled()
     count, rows = arguments.num_glimpses, []
-    cases: list[tuple[str, int, dict[str, Callable[[], object]]]] = []
     for batch_size in arguments.batch_sizes:
         images = torch.randn(batch_size, 3, 224, 224, device=device)
         for name, policy in (("look", "learned"), ("core", "spiral")):
-            runs = {core: look(lookers[core], images, count, policy) for core in CORES}
-            cases.append((name, batch_size, runs))
+            runs = {core: look(looker, images, count, policy) for core, looker in lookers.items()}
+            rows.append(summary(name, batch_size, in_turn(runs, device, arguments.rounds)))
     if device.type == "cpu":
-        cases.append(
-            ("step", 1, {core: last_step(lookers[core], count, arguments.rounds + 1) for core in CORES})
-        )
+        live = {core: LiveSession(looker, count) for core, looker in lookers.items()}
+        begin = {core: session.begin for core, session in live.items()}
+        runs = {core: session.observe for core, session in live.items()}
+        rows.append(summary("step", 1, in_turn(runs, device, arguments.rounds, before=begin)))
         if importlib.util.find_spec("onnxruntime") is not None:
             runs = {core: last_exported_step(agents[core], count) for core in CORES}
-            cases.append(("exported", 1, runs))
-    for name, batch_size, runs in cases:
-        times = in_turn(runs, device, arguments.rounds)
-        medians = {f"{core} ms": round(1e3 * statistics.median(times[core]), 2) for core in CORES}
-        ratio = median_ratio(times["reencoding"], times["causal"])
-        rows.append({"what": name, "batch": batch_size} | medians | {"times as fast": round(ratio, 2)})
+            rows.append(summary("exported", 1, in_turn(runs, device, arguments.rounds)))
     products = [
         sum(multiply_adds(lookers[core].config, count, lookers[core].policy("spiral")).core) for core in CORES
     ]
     rows.append({"what": "products of the core", "share": round(products[1] / products[0], 4)})
     return rows
+
+
+def summary(what: str, batch_size: int, times: dict[str, list[float]]) -> dict[str, object]:
+    """Returns the medians, and how many times as fast as the paper's core the others are."""
+    found: dict[str, object] = {"what": what, "batch": batch_size}
+    found |= {f"{core} ms": round(1e3 * statistics.median(each), 2) for core, each in times.items()}
+    others = [core for core in times if core != "reencoding"]
+    ratios = {core: round(median_ratio(times["reencoding"], times[core]), 2) for core in others}
+    return found | {f"{core} times as fast": ratio for core, ratio in ratios.items()}
 
 
 def main() -> None:
@@ -130,6 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", action="store_true", help="compile the causal core too (on a CPU)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

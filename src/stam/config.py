@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from stam.errors import ConfigError, did_you_mean, require, require_choice
@@ -266,7 +267,7 @@ class AgentConfig:
     @property
     def grid(self) -> Grid:
         """The geometry of a scene."""
-        return Grid(self.image_size, self.glimpse_size, self.patch_size)
+        return _grid(self.image_size, self.glimpse_size, self.patch_size)
 
     @property
     def has_actor(self) -> bool:
@@ -299,3 +300,9 @@ class AgentConfig:
     def from_json(cls, text: str) -> "AgentConfig":
         """Reads the configuration back from JSON."""
         return from_plain(cls, parse_json(text, "the configuration"))
+
+
+@lru_cache(maxsize=64)
+def _grid(image_size: Size, glimpse_size: Size, patch_size: Size) -> Grid:
+    """Makes a grid once: it is asked for several times at every live step."""
+    return Grid(image_size, glimpse_size, patch_size)

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import torch
 from agents import randomise, tiny_config
 from images import make_image_folder
 from PIL import Image
@@ -424,3 +425,27 @@ def test_the_example_of_an_http_client_runs(agent_folder, monkeypatch, capsys):
     with RunningServer(Service(stam.load(agent_folder))) as url:
         said = run_example(monkeypatch, capsys, "http_client.py", url)
     assert " 1 at [" in said and "% sure" in said
+
+
+def test_serve_compiles_an_agent_that_is_asked_to(tmp_path, monkeypatch, capsys):
+    from stam.fast import cpu_compiled
+
+    threads, served = [], []
+
+    def take_the_plain_step(core, num_patches):
+        threads.append(torch.get_num_threads())
+        return cpu_compiled._Step(core, num_patches).eval()
+
+    monkeypatch.setattr(cpu_compiled, "compile_step", take_the_plain_step)
+    monkeypatch.setattr("stam.web.serve", lambda service, *_: served.append(service))
+    for core in ("causal", "reencoding"):
+        stam.weights.save_agent(stam.Agent(tiny_config(core=core)).eval(), tmp_path / core)
+    main(["serve", str(tmp_path / "causal"), "--compile", "--threads", "2"])
+    assert threads == [2] and "compiling" in capsys.readouterr().err
+    assert isinstance(served[0].pool.agent, cpu_compiled.CompiledLooker)
+    for core, *options in (("reencoding", "--compile"), ("causal", "--compile", "--no-fast")):
+        with pytest.raises(SystemExit) as left:
+            main(["serve", str(tmp_path / core), *options])
+        assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert "--core causal" in error and "--no-fast" in error

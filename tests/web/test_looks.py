@@ -124,7 +124,8 @@ def test_serve_opens_a_run_of_the_zoo(tmp_path, monkeypatch, capsys):
     main(["serve", str(tmp_path / "run")])
     assert type(served[0]) is LookService and served[0].looker.name == "patchdrop"
     assert f"stam figures {tmp_path / 'run'}" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as left:
-        main(["serve", str(tmp_path / "run"), "--threshold", "0.5"])
-    assert left.value.code == 2 and "--threshold is for agents" in capsys.readouterr().err
+    for option in (["--threshold", "0.5"], ["--compile"]):
+        with pytest.raises(SystemExit) as left:
+            main(["serve", str(tmp_path / "run"), *option])
+        assert left.value.code == 2 and f"{option[0]} is for agents" in capsys.readouterr().err
     assert isinstance(served[0].looker, stam.zoo.System)

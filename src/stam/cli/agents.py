@@ -12,7 +12,11 @@ from stam.zoo import load_looker
 
 
 def open_agent(
-    source: str | Path, resize_size: int | None = None, threshold: float | None = None, fast: bool = True
+    source: str | Path,
+    resize_size: int | None = None,
+    threshold: float | None = None,
+    fast: bool = True,
+    compiled: bool = False,
 ) -> tuple[Looker, int | None]:
     """Loads an agent, ready to look, and says how its images are resized: as asked, or as in its evaluation.
 
@@ -21,10 +25,14 @@ def open_agent(
         resize_size: The shorter side before the centre crop, if it is given.
         threshold: Confidence above which it stops, if it is given.
         fast: Whether to use `stam.fast`; otherwise its plain modules look.
+        compiled: Whether to compile it.
     """
+    require(fast or not compiled, "--compile and --no-fast exclude each other: give one of them")
     found = find_agent(source)
     loaded = load_agent(found.folder)
-    agent = prepare(loaded if threshold is None else loaded.configure(threshold=threshold), fast)
+    if threshold is not None:
+        loaded.configure(threshold=threshold)
+    agent = loaded.compiled() if compiled else prepare(loaded, fast)
     return agent, _resize_size(found, loaded, resize_size)
 
 

@@ -22,8 +22,10 @@ from stam.data.sources import DIGITS, open_for_evaluation
 from stam.errors import StamError, require
 from stam.evaluation.examples import choose_examples
 from stam.learning.runs import RunFolder
+from stam.model.agent import Looker
 from stam.model.looker import Facts
 from stam.weights import find_agent
+from stam.weights.folder import read_agent_config
 from stam.zoo import is_system_folder
 
 if TYPE_CHECKING:  # what takes long to import is imported when it is used
@@ -55,6 +57,8 @@ class Arguments:
         client_seconds: How long a client may take to send a request, and to take the answer.
         threads: Cores to compute with; by default all, or one for a small agent, which only waits for others.
         fast: Use packed weights; --no-fast runs the plain modules.
+        compile: Compile the agent for this CPU: a step of a single session takes about half of the time. It
+            takes about a minute, once, and needs a causal core and a C++ compiler.
         open: Open the page in a browser.
     """
 
@@ -73,6 +77,7 @@ class Arguments:
     client_seconds: float = 30.0
     threads: int | None = None
     fast: bool = True
+    compile: bool = False
     open: bool = False
 
 
@@ -102,8 +107,9 @@ def run(arguments: list[str]) -> None:
 def _agent_service(given: Arguments, name: str) -> "Service":
     from stam.web import Service
 
-    agent, resize_size = open_agent(given.agent, given.resize_size, given.threshold, given.fast)
-    torch.set_num_threads(given.threads or default_threads(agent.config.width))
+    width = read_agent_config(find_agent(given.agent).folder).width
+    torch.set_num_threads(given.threads or default_threads(width))  # it is compiled for so many
+    agent, resize_size = _open(given, given.agent)
     scenes = _scenes(given, agent.facts, resize_size)
     beside = None if given.beside is None else _beside_service(given, given.beside)
     return Service(agent, name, _limits(given), scenes, resize_size, beside)
@@ -114,13 +120,21 @@ def _beside_service(given: Arguments, source: str) -> "Service":
 
     found = find_agent(source)
     require(not is_system_folder(found.folder), f"--beside takes an agent: '{source}' is a system of the zoo")
-    agent, resize_size = open_agent(source, given.resize_size, given.threshold, given.fast)
+    agent, resize_size = _open(given, source)
     return Service(agent, found.name, _limits(given), (), resize_size)
+
+
+def _open(given: Arguments, source: str) -> tuple[Looker, int | None]:
+    if given.compile:
+        note = f"compiling {source} for this machine (about a minute the first time)"
+        print(note, file=sys.stderr, flush=True)
+    return open_agent(source, given.resize_size, given.threshold, given.fast, given.compile)
 
 
 def _system_service(given: Arguments, name: str) -> "LookService":
     from stam.web import LookService
 
+    require(not given.compile, "--compile is for agents with the causal core, not for systems of the zoo")
     require(given.threshold is None, "--threshold is for agents: a system of the zoo takes all its looks")
     require(given.beside is None, "--beside is for agents: serve the system of the zoo by itself")
     looker, resize_size = open_looker(given.agent, given.resize_size, given.fast)

@@ -39,7 +39,8 @@ class _Rows:
         rows = self
         if self.count != taken or room > self.values.shape[2]:
             depth, batch, _, both = self.values.shape
-            rows = _Rows(self.values.new_empty(depth, batch, max(_LEAST_ROOM, 2 * room), both), taken)
+            room = max(_LEAST_ROOM, 2 * room)
+            rows = _Rows(self.values.new_zeros(depth, batch, room, both), taken)  # never NaN
             rows.values[:, :, :taken] = self.values[:, :, :taken]
         rows.count = end
         return rows
@@ -162,10 +163,14 @@ class PackedCausalCore:
         batch, new = positions.shape
         tokens = self.embed.added_to(F.embedding(positions, self.position_embedding), patches)
         x = torch.cat((tokens, self.readout.expand(batch, -1, -1)), dim=1)  # (B, n, D) with n = p + R
-        empty = _Cache(_Rows(x.new_empty(len(self.blocks), batch, 0, 2 * x.shape[2]), 0), 0)
-        seen = (empty,) if memory is None else memory.caches
+        seen = (self.empty_cache(batch),) if memory is None else memory.caches
         caches = tuple(cache.extend(new, self.num_readout) for cache in seen)
         return PackedCausalMemory(caches, self._encode(x, caches))
+
+    def empty_cache(self, batch: int) -> _Cache:
+        """Returns the cache of scenes of which nothing has been seen."""
+        width = self.position_embedding.shape[1]
+        return _Cache(_Rows(self.position_embedding.new_empty(len(self.blocks), batch, 0, 2 * width), 0), 0)
 
     def _encode(
         self, x: Float[Tensor, "batch tokens width"], caches: tuple[_Cache, ...]

@@ -21,10 +21,14 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Times one run, a GPU's work included."""
+def seconds(
+    run: Callable[[], object], device: torch.device, before: Callable[[], object] | None = None
+) -> float:
+    """Times one run, a GPU's work included, after something that is not timed."""
     synchronise(device)
     gc.collect()
+    if before is not None:
+        before()
     start = time.perf_counter()
     run()
     synchronise(device)
@@ -32,7 +36,11 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def in_turn(
-    runs: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, warm_up: int = 1
+    runs: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    rounds: int,
+    warm_up: int = 1,
+    before: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, list[float]]:
     """Times several runs in turn, round after round, so that a busy machine slows all of them alike.
 
@@ -41,18 +49,17 @@ def in_turn(
         device: Where they run.
         rounds: How often each is timed.
         warm_up: Rounds before those, which are not timed.
+        before: What goes before each of some of them, and is not timed.
 
     Returns:
         The seconds of each, round by round.
     """
-    for _ in range(warm_up):
-        for run in runs.values():
-            run()
+    before = before or {}
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
+    for _ in range(warm_up + rounds):
         for name, run in runs.items():
-            times[name].append(seconds(run, device))
-    return times
+            times[name].append(seconds(run, device, before.get(name)))
+    return {name: each[warm_up:] for name, each in times.items()}
 
 
 def bf16_speedup() -> float:

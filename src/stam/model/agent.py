@@ -363,6 +363,16 @@ class Agent(Looker, nn.Module):
         self._kept = prepare_again(self, self._kept)
         return self._kept.looker
 
+    def compiled(self) -> Looker:
+        """Returns the agent as it is now, compiled for this CPU: a live step takes about half of the time.
+
+        It needs the causal core and a C++ compiler, and takes about a minute the first time. What was
+        compiled is kept for the next process.
+        """
+        from stam.fast.cpu_compiled import compile_agent
+
+        return compile_agent(self)
+
     def ready(self, fast: bool = True) -> Looker:
         """Returns the agent ready to look often; without `fast` its plain modules compute."""
         from stam.fast import prepare
