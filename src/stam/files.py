@@ -18,6 +18,11 @@ from typing import Any
 
 from stam.errors import FileError
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+
 WRITING = ".stam-writing"  # in a folder that is being saved to: what is not whole yet
 COMMITTED = ".stam-new"  # likewise: what is whole, and valid instead of the files beside it
 
@@ -191,6 +196,22 @@ def make_folder(folder: str | Path) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"could not make the folder '{folder}': {error.strerror or error}") from error
+
+
+@contextmanager
+def take_turns(lock: Path) -> Iterator[None]:
+    """Lets one process at a time do what is inside; where a lock file cannot be made, all do it at once."""
+    try:
+        make_folder(lock.parent)
+        file = lock.open("a")
+    except (OSError, FileError):
+        yield
+        return
+    with file:
+        if fcntl is not None:
+            with suppress(OSError):  # some network drives have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def cache_folder() -> Path:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fast.test_cpu import CAUSAL, make_agent
 
-from stam.errors import StamError
+from stam.errors import FileError, StamError
 from stam.fast import cpu_compiled
 from stam.fast.cpu_compiled import CompiledLooker
 from stam.files import cache_folder
@@ -54,7 +54,7 @@ def test_a_compiled_agent_says_what_the_plain_modules_say_and_is_compiled_once(m
     monkeypatch.setattr(cpu_compiled, "_compile", refuse)
     again = agent.compiled().look(images[:1], 3, 0)
     assert again.class_logits.equal(looker.look(images[:1], 3, 0).class_logits)
-    (kept,) = (cache_folder() / "compiled").iterdir()
+    (kept,) = (cache_folder() / "compiled").glob("*.pt2")
     kept.write_bytes(kept.read_bytes()[:1000])
     with pytest.raises(StamError, match="CompiledAgainError"):  # a damaged one is made again
         agent.compiled()
@@ -92,8 +92,29 @@ def test_a_compiler_that_fails_is_named_in_one_line(monkeypatch):
 
     monkeypatch.setattr(cpu_compiled, "_compile", fail)
     monkeypatch.setenv("CXX", "sh")
+    agent = make_agent(**CAUSAL | {"depth": 1}).train()
     with pytest.raises(StamError, match=r"could not be compiled \(it broke\): look without compiling"):
-        make_agent(**CAUSAL | {"depth": 1}).compiled()
+        agent.compiled()
+    assert agent.core.training  # as it was
+
+
+@pytest.mark.parametrize("folder", ["cannot be written", "is not there"])
+def test_what_cannot_be_kept_is_used_all_the_same(monkeypatch, folder):
+    core = make_agent(**CAUSAL | {"depth": 1}).core
+    step = cpu_compiled._Step(core, 4)
+
+    def refuse(*_: object) -> None:
+        raise FileError("the disk is full")
+
+    monkeypatch.setenv("CXX", "sh")
+    monkeypatch.setattr(cpu_compiled, "_compile", lambda *_: None)
+    monkeypatch.setattr(cpu_compiled, "_load", lambda _: step)
+    place = "make_folder" if folder == "is not there" else "write_atomically"
+    monkeypatch.setattr(cpu_compiled, place, refuse)
+    assert cpu_compiled.compile_step(core, 4) is step
+    monkeypatch.setattr(cpu_compiled, "_load", lambda _: lambda *given: [2 * part for part in step(*given)])
+    with pytest.raises(StamError, match="other numbers"):
+        cpu_compiled.compile_step(core, 4)
 
 
 def test_what_was_used_longest_ago_is_removed(tmp_path):

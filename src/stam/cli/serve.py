@@ -57,7 +57,7 @@ class Arguments:
         client_seconds: How long a client may take to send a request, and to take the answer.
         threads: Cores to compute with; by default all, or one for a small agent, which only waits for others.
         fast: Use packed weights; --no-fast runs the plain modules.
-        compile: Compile the agent for this CPU: a step of a single session takes about half of the time. It
+        compile: Compile the agent for this CPU: a step of a single session takes two thirds of the time. It
             takes about a minute, once, and needs a causal core and a C++ compiler.
         open: Open the page in a browser.
     """

@@ -12,12 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stam.errors import StamError
-from stam.files import cache_folder, make_folder, read_json, save_content
-
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None  # type: ignore[assignment]
+from stam.files import cache_folder, make_folder, read_json, save_content, take_turns
 
 FORMAT = "stam-image-check"
 FORMAT_VERSION = "1.1"  # an earlier check let damaged PNGs pass
@@ -72,15 +67,11 @@ def remember(key: str, num_images: int, unreadable: Collection[int]) -> None:
 def one_at_a_time(key: str) -> Iterator[None]:
     """Lets one process at a time check the same images: the others then find what it remembered."""
     try:
-        make_folder(record_file(key).parent)
-        lock = record_file(key).with_suffix(".lock").open("a")
-    except (OSError, StamError, RuntimeError):
+        lock = record_file(key).with_suffix(".lock")
+    except RuntimeError:  # nothing is remembered
         yield
         return
-    with lock:
-        if fcntl is not None:
-            with suppress(OSError):  # some network drives have no locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
+    with take_turns(lock):
         yield
 
 
