@@ -22,6 +22,7 @@ import torch
 from live_latency import exported
 
 import stam
+from stam.config import ACTORS
 from stam.evaluation import multiply_adds
 from stam.fast import prepare
 from stam.fast.cuda_graph import GraphedLook
@@ -33,10 +34,10 @@ from stam.model.agent import Looker
 CORES = ("reencoding", "causal")
 
 
-def build(size: str, core: str, actor_width: int, device: torch.device) -> stam.Agent:
+def build(given: argparse.Namespace, core: str, device: torch.device) -> stam.Agent:
     torch.manual_seed(0)
-    config = stam.AgentConfig.of_size(size, 10, core=core, actor_width=actor_width, drop_path=0.0)
-    return stam.Agent(config).eval().to(device)
+    settings = {"core": core, "actor": given.actor, "actor_width": given.actor_width, "drop_path": 0.0}
+    return stam.Agent(stam.AgentConfig.of_size(given.size, 10, **settings)).eval().to(device)
 
 
 def look(looker: Looker, images: torch.Tensor, num_glimpses: int, policy: str) -> Callable[[], object]:
@@ -100,7 +101,7 @@ def last_exported_step(agent: stam.Agent, num_glimpses: int) -> Callable[[], obj
 @torch.no_grad()
 def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
     device = torch.device(arguments.device)
-    agents = {core: build(arguments.size, core, arguments.actor_width, device) for core in CORES}
+    agents = {core: build(arguments, core, device) for core in CORES}
     lookers: dict[str, Looker] = {core: prepare(agent) for core, agent in agents.items()}
     if arguments.compile:
         lookers["compiled"] = agents["causal"].compiled()
@@ -141,6 +142,7 @@ def main() -> None:
     parser.add_argument("--size", default="tiny", choices=("tiny", "small", "base"))
     parser.add_argument("--num-glimpses", type=int, default=21)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--actor", default="pairwise", choices=ACTORS)
     parser.add_argument("--actor-width", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)

@@ -4,9 +4,9 @@
 
 The start is a core that has seen random glimpses only, so it favours no order, or another one (`--start`).
 All agents see scenes from the same sets and take the same number of updates. `gains` is a learned policy too,
-whose actor learns from what every location is worth (`actor_objective`). Accuracy is on the 2,000 test scenes
-of seed 0, over `--eval-seeds` first locations each. Settings were chosen on other scenes
-(`pretrain_digits_causal.py`).
+whose actor learns from what every location is worth (`actor_objective`). Accuracy is on 2,000 test scenes
+(`--test-set`), over `--eval-seeds` first locations each. Those of actor-critic were chosen on other scenes
+(`pretrain_digits_causal.py`), those of gains on `--test-set 0`.
 """
 
 import argparse
@@ -37,10 +37,11 @@ def run_one(task: dict[str, Any]) -> dict[str, Any]:
     out = Path(task["out"])
     start, device, size = str(out / "start"), task["device"], task["batch_size"]
     settings = {"num_glimpses": 14, "seed": task["seed"]} | RATES | task["settings"]
-    policy = task["policy"]
+    policy, of_agent = task["policy"], {}
     if policy == GAINS:
-        policy, settings = "learned", settings | {"actor_objective": GAINS, "try_every": 4}
-    learner, _ = stage(start, device, policy, size, **settings)
+        policy, of_agent = "learned", {"actor": "joint", "actor_width": 512}
+        settings |= {"actor_objective": GAINS} | task["gains_settings"]
+    learner, _ = stage(start, device, policy, size, of_agent, **settings)
     scenes = {name: part.to(learner.device) for name, part in torch.load(out / "scenes.pt").items()}
     drawn = torch.Generator(learner.device).manual_seed(task["seed"])
     began = time.monotonic()
@@ -48,6 +49,7 @@ def run_one(task: dict[str, Any]) -> dict[str, Any]:
         chosen = torch.randint(len(scenes["grey"]), (size,), device=learner.device, generator=drawn)
         images, labels = as_images(scenes["grey"][chosen]), scenes["labels"][chosen]
         learner.learn_from(images, labels, Place(EPOCHS * batch // task["batches"], batch, False))
+    seconds = time.monotonic() - began
     agent = learner.agent_to_use.eval()
     curves = [
         accuracy(agent, scenes["test_grey"], scenes["test_labels"], seed)
@@ -55,7 +57,6 @@ def run_one(task: dict[str, Any]) -> dict[str, Any]:
     ]
     save_agent(agent, out / f"{task['policy']}-{task['seed']}")
     curve = [statistics.mean(values) for values in zip(*curves, strict=True)]
-    seconds = time.monotonic() - began
     print(
         f"{task['policy']} {task['seed']}: {100 * curve[7]:.1f} after 8 glimpses, {seconds:.0f} s", flush=True
     )
@@ -78,9 +79,11 @@ def prepare_start(given: argparse.Namespace) -> None:
     learner, config = stage(
         "package:digits-core", given.device, "random", size, num_glimpses=16, base_lr=6e-4
     )
-    # other training scenes than those of seed 0, and the test scenes of seed 0
+    # other training scenes than those of seed 0
     grey, labels = load_scenes("train", range(100, 100 + given.num_sets), given.num_scenes, learner.device)
-    test_grey, test_labels = load_scenes("test", range(1), min(2000, given.num_scenes), learner.device)
+    test_grey, test_labels = load_scenes(
+        "test", range(given.test_set, given.test_set + 1), min(2000, given.num_scenes), learner.device
+    )
     if given.start is None:
         core = learn(learner, grey, labels, size, given.random_seconds)
     else:
@@ -101,16 +104,24 @@ def main() -> None:
     parser.add_argument("--start", help="a core to start from, such as package:digits-causal-core")
     parser.add_argument("--random-seconds", type=float, default=60)
     parser.add_argument("--settings", type=json.loads, default={}, help="of the training, as JSON")
+    parser.add_argument(
+        "--gains-settings",
+        type=json.loads,
+        default={"actor_steps": 64, "actor_lr": 5e-3},
+        help="settings that `gains` has instead, as JSON",
+    )
     parser.add_argument("--batches", type=int, default=1500, help="updates of each agent")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--num-sets", type=int, default=32, help="sets of training scenes")
     parser.add_argument("--num-scenes", type=int, default=5000, help="scenes of each")
+    parser.add_argument("--test-set", type=int, default=0, help="scenes to test on")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     prepare_start(given)
-    same = {key: getattr(given, key) for key in ("device", "batch_size", "batches", "eval_seeds", "settings")}
+    shared = ("device", "batch_size", "batches", "eval_seeds", "settings", "gains_settings")
+    same = {key: getattr(given, key) for key in shared}
     tasks = [
         {"out": str(given.out), "policy": policy, "seed": seed} | same
         for policy in given.policies

@@ -3,7 +3,7 @@
 #
 #   DATA=data RUNS=runs RESULTS=results sh experiments/gpu_own_images.sh PART...
 #
-# PART is one of: early-exit, trials, imagenette, aid-causal, imagenette-causal. Parts that are timed should be
+# PART is one of: early-exit, trials, imagenette, aid-causal, imagenette-causal, aid-gains, imagenette-gains. Parts that are timed should be
 # alone on the GPU: all but trials.
 #
 # DATA holds the folders aid and imagenette (train/CLASS/*, val/CLASS/*) and deit_tiny.safetensors (an
@@ -15,6 +15,7 @@ root=$(dirname "$0")/..
 python=${PYTHON:-python3}
 DATA=${DATA:-data} RUNS=${RUNS:-runs} RESULTS=${RESULTS:-results} MINUTES=${MINUTES:-4}
 TRIALS=${TRIALS:-$root/experiments/results/subset-trials.json} PROCESSES=${PROCESSES:-4}
+GAINS='{"agent": {"actor": "joint"}, "training": {"actor_objective": "gains", "actor_lr": 5e-3}}'
 export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 OPENBLAS_NUM_THREADS=1
 mkdir -p "$RUNS" "$RESULTS"
 
@@ -44,6 +45,7 @@ for part in "$@"; do
     imagenette) own_images imagenette imagenette ;;
     aid-causal) own_images aid-causal aid --core causal --minutes "$MINUTES" ;;
     imagenette-causal) own_images imagenette-causal imagenette --core causal --minutes "$MINUTES" ;;
+    aid-gains | imagenette-gains) own_images "$part" "${part%-gains}" --core causal --minutes "$MINUTES" --set "$GAINS" ;;
     *)
         echo "unknown part '$part'" >&2
         exit 2

@@ -10,6 +10,7 @@ its core alone as `digits-causal-core`, from which the demo learns another actor
 import argparse
 import dataclasses
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,24 @@ from stam.learning.training import AgentLearner
 from stam.settings import RunConfig
 from stam.weights import open_teacher, save_agent, start_agent
 
-RATES = {"base_lr": 3e-4, "actor_lr": 2e-3, "critic_lr": 1e-3}
+RATES: dict[str, Any] = {"base_lr": 3e-4, "actor_lr": 2e-3, "critic_lr": 1e-3}
 EPOCHS = 100  # steps of the schedules; they go by the time that has passed
 
 
 def stage(
-    init: str, device: str, policy: str, batch_size: int, **training: Any
+    init: str,
+    device: str,
+    policy: str,
+    batch_size: int,
+    agent: Mapping[str, Any] | None = None,
+    **training: Any,
 ) -> tuple[AgentLearner, RunConfig]:
-    """Returns what learns in one stage."""
+    """Returns what learns in one stage: with the recipe's agent but for some settings."""
     scenes = ClutteredDigits("train", num_scenes=2)
     base = get_recipe("digits-paper")
-    agent_config = dataclasses.replace(base.agent, core="causal", policy=policy, labels=scenes.classes)
+    agent_config = dataclasses.replace(
+        base.agent, core="causal", policy=policy, labels=scenes.classes, **(agent or {})
+    )
     usual: dict[str, Any] = {
         "device": device,
         "batch_size": batch_size,

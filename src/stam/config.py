@@ -26,6 +26,7 @@ CORE_SIZES: dict[str, tuple[int, int, int]] = {  # width, depth, heads, as DeiT 
 }
 
 CORES = ("reencoding", "causal")
+ACTORS = ("pairwise", "joint")
 
 T = TypeVar("T")
 
@@ -189,6 +190,8 @@ class AgentConfig:
         num_heads: Attention heads.
         mlp_ratio: Hidden width of a block's MLP over `width`.
         drop_path: Largest drop-path rate; it rises linearly from 0 over the blocks.
+        actor: How it rates locations: `pairwise`, the paper's, takes the state with one location after the
+            other; `joint` rates all of them at once, from the state alone, which costs much less.
         actor_width: Hidden width of the actor.
         critic_width: Hidden width of the critic.
         policy: Who picks the next location: `learned` has an actor; `random`, `plus`, `spiral` and
@@ -218,6 +221,7 @@ class AgentConfig:
     num_heads: int = 6
     mlp_ratio: float = 4.0
     drop_path: float = 0.1
+    actor: str = "pairwise"
     actor_width: int = 2048
     critic_width: int = 512
     policy: str = "learned"
@@ -238,6 +242,7 @@ class AgentConfig:
             self, "num_classes", "channels", "width", "depth", "num_heads", "actor_width", "critic_width"
         )
         require_choice("core", self.core, CORES)
+        require_choice("actor", self.actor, ACTORS)
         require(
             self.width % self.num_heads == 0,
             f"num_heads {self.num_heads} does not divide width {self.width}: use another number of heads",

@@ -20,6 +20,7 @@ CONFIGS = [
     {},
     dict(image_size=32, glimpse_size=16, patch_size=8, width=36, depth=3, mlp_ratio=2.0, num_classes=7),
     dict(channels=1, mean=(0.5,), std=(0.5,), depth=1, actor_width=40),
+    dict(actor="joint", actor_width=40),
 ]
 
 

@@ -80,6 +80,8 @@ CAUSAL = {"core": "causal"}
         CAUSAL,
         CAUSAL | {"depth": 1},
         CAUSAL | {"width": 24, "policy": "spiral"},
+        CAUSAL | {"actor": "joint", "actor_width": 40},
+        {"actor": "joint", "policy": "learned:8"},
     ],
 )
 def test_a_snapshot_looks_as_the_plain_modules_do(images, settings):

@@ -51,7 +51,8 @@ def test_a_hundred_episodes_say_the_same_after_every_glimpse(exported):
 
 @pytest.fixture(scope="module")
 def exported_causal(tmp_path_factory, _unchecked):
-    agent = stam.Agent(tiny_config(core="causal", labels=tuple("abcde"), temperature=1.5, threshold=0.9))
+    settings = dict(labels=tuple("abcde"), temperature=1.5, threshold=0.9)
+    agent = stam.Agent(tiny_config(core="causal", actor="joint", **settings))
     randomise(agent)
     path = tmp_path_factory.mktemp("export") / "causal.onnx"
     export_onnx(agent.eval(), path)

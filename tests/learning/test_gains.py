@@ -12,7 +12,6 @@ from stam.errors import ConfigError
 from stam.evaluation.speed import batches_from, make_learner
 from stam.learning import one_pass
 from stam.learning.gains import (
-    ACTOR_STEPS,
     SHARPNESS,
     Gains,
     Replay,
@@ -30,10 +29,11 @@ from stam.settings import RunConfig, TrainingConfig
 CAUSAL = dataclasses.replace(AGENT, core="causal", drop_path=0.0)
 
 
-def gains_learner(**training) -> AgentLearner:
+def gains_learner(actor: str = "pairwise", **training) -> AgentLearner:
     torch.manual_seed(0)
     defaults = {"num_glimpses": 4, "batch_size": 16, "device": "cpu", "actor_objective": "gains"}
-    return make_learner(RunConfig(agent=CAUSAL, training=TrainingConfig(**(defaults | training))))
+    agent = dataclasses.replace(CAUSAL, actor=actor)
+    return make_learner(RunConfig(agent=agent, training=TrainingConfig(**(defaults | training))))
 
 
 @torch.no_grad()
@@ -173,13 +173,15 @@ def test_maps_of_an_agent_show_what_it_drew_from():
     assert make_learner(again).agent.config.sharpness is None
 
 
-def test_actor_critic_and_core_learn():
-    made = gains_learner(base_lr=1e-2, short_episodes=1)
+@pytest.mark.parametrize("objective", ["gains", "actor-critic"])
+@pytest.mark.parametrize("actor", ["pairwise", "joint"])
+def test_actor_critic_and_core_learn(actor, objective):
+    made = gains_learner(actor, base_lr=1e-2, short_episodes=1, actor_objective=objective)
     before = {name: value.clone() for name, value in made.agent.named_parameters()}
     for _ in batches_from(made, None, 1):
         pass
     assert set(made.rates) == {"core", "actor", "critic"}
-    assert made.meter.means().keys() == {"supervised", "consistency", "actor", "critic"}
+    assert made.meter.means().keys() - {"reward"} == {"supervised", "consistency", "actor", "critic"}
     same = {name for name, value in made.agent.named_parameters() if value.equal(before[name])}
     assert all(re.fullmatch(r"(actor|critic)\.fc\d\.bias", name) for name in same)  # a norm takes it away
     assert made.agent.training
@@ -190,7 +192,7 @@ def test_rows_of_the_rollout_leave_the_running_statistics_alone():
     made = gains_learner()
     for _ in batches_from(made, None, 1):
         pass
-    assert made.agent.actor.bn0.num_batches_tracked == 1 + ACTOR_STEPS
+    assert made.agent.actor.bn0.num_batches_tracked == 1 + made.settings.actor_steps
 
 
 def test_locations_are_tried_in_one_scene_of_an_update_at_least():
@@ -202,7 +204,7 @@ def test_locations_are_tried_in_one_scene_of_an_update_at_least():
 
 
 def test_more_steps_change_the_actor_alone():
-    made = gains_learner()
+    made = gains_learner(actor_steps=5)
     for _ in batches_from(made, None, 1):
         pass
     steps = {
@@ -210,7 +212,7 @@ def test_more_steps_change_the_actor_alone():
         for group in made.optimiser.param_groups
         for name in [group["part"]]
     }
-    assert steps == {"core": {1}, "actor": {1 + ACTOR_STEPS}, "critic": {1}}
+    assert steps == {"core": {1}, "actor": {6}, "critic": {1}}
 
 
 def test_the_last_batches_are_kept_and_drawn_from(monkeypatch):

@@ -204,3 +204,18 @@ def test_half_of_the_samples_cannot_change_the_other_half(agent, images):
     part = agent.look(images[2:], 6, first_location=1)
     assert part.locations.equal(whole.locations[2:])
     torch.testing.assert_close(part.probabilities, whole.probabilities[2:], atol=1e-5, rtol=0)
+
+
+def test_a_joint_actor_rates_a_location_alike_whatever_else_is_rated(tmp_path):
+    config = tiny_config(actor="joint", actor_width=40)
+    agent = stam.Agent(config)
+    randomise(agent)
+    state, every = torch.randn(3, 2 * config.width), torch.arange(12).expand(3, 12)
+    some = torch.tensor([[3, 7], [0, 11], [5, 2]])
+    rated = agent.eval().actor(state, every)
+    assert agent.actor(state, some).equal(rated.gather(1, some)) and len(set(rated[0].tolist())) == 12
+    stam.weights.save_agent(agent, tmp_path / "joint")
+    again = stam.load(tmp_path / "joint")
+    assert again.config.actor == "joint" and again.actor(state, every).equal(rated)
+    with pytest.raises(stam.errors.ConfigError, match="actor"):
+        tiny_config(actor="both")

@@ -59,6 +59,8 @@ def actor_multiply_adds(config: AgentConfig, num_seen: int, batch_size: int = 1)
     if candidates == 0:
         return 0
     hidden = config.actor_width
+    if config.actor == "joint":
+        return 2 * config.width * hidden + 2 * hidden * hidden + hidden * config.grid.num_locations
     first = 2 * config.width * hidden + config.grid.num_locations * config.width * hidden // batch_size
     return first + candidates * (2 * hidden * hidden + hidden)
 

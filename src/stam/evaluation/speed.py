@@ -22,6 +22,7 @@ from stam.learning.loop import Place, Plan, load_batches
 from stam.learning.optimisation import autocast
 from stam.learning.timing import in_turn, seconds
 from stam.learning.training import AgentLearner
+from stam.model.actor_critic import Actor
 from stam.model.agent import Agent
 from stam.model.teacher import Teacher
 from stam.model.vit import VisionTransformer
@@ -309,7 +310,7 @@ def plain_encode(
 def plain_look(agent: Agent, images: Tensor, num_glimpses: int, first_location: Tensor) -> Tensor:
     """Looks as the paper writes it, nothing saved: every token in every block, every location in full."""
     core, actor, grid = agent.core, agent.actor, agent.grid
-    assert actor is not None
+    assert isinstance(actor, Actor)
     locations = first_location[:, None]
     for count in range(1, num_glimpses + 1):
         patches = grid.patches(grid.cut(images, locations))

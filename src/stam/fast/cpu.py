@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stam.fast.cpu_causal import PackedCausalCore
-from stam.fast.cpu_layers import PackedActor, PackedBlock, PackedLastBlock, PackedLinear, PackedNorm
+from stam.fast.cpu_layers import PackedBlock, PackedLastBlock, PackedLinear, PackedNorm, pack_actor
 from stam.model.agent import Agent, Looker
 from stam.model.causal import CausalCore
 from stam.model.core import Core, ReencodingCore
@@ -120,7 +120,7 @@ class PackedLooker(Looker):
         with torch.no_grad():
             core = agent.core
             self.core = PackedCausalCore(core) if isinstance(core, CausalCore) else PackedCore(core)
-            self.actor = None if agent.actor is None else PackedActor(agent.actor)
+            self.actor = None if agent.actor is None else pack_actor(agent.actor)
         self.critic = None
         self.positions = agent.positions.clone()
 

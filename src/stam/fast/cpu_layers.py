@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stam.model.actor_critic import Actor
+from stam.model.actor_critic import Actor, JointActor
 from stam.model.vit import Block
 from stam.shapes import Float, Int
 
@@ -135,8 +135,31 @@ class PackedLastBlock(PackedBlock):
         return self._after_attention(x[:, : self.num_queries], query, key, value)
 
 
+class PackedJointActor:
+    """An actor that rates all locations at once, in evaluation mode."""
+
+    def __init__(self, actor: JointActor) -> None:
+        norms = (actor.fc0, actor.bn0), (actor.fc1, actor.bn1), (actor.fc2, actor.bn2)
+        self.layers = [_with_norm(layer, norm) for layer, norm in norms]
+        self.fc_final = PackedLinear(actor.fc_final.weight, actor.fc_final.bias)
+
+    def __call__(
+        self, state: Float[Tensor, "batch features"], candidates: Int[Tensor, "batch candidates"]
+    ) -> Float[Tensor, "batch candidates"]:
+        """Returns a logit for each candidate."""
+        rows = state
+        for layer in self.layers:
+            rows = layer.relu(rows)
+        return self.fc_final(rows).gather(1, candidates)
+
+
+def pack_actor(actor: Actor | JointActor) -> "PackedActor | PackedJointActor":
+    """Returns an actor with its batch norms a part of its packed weights."""
+    return PackedJointActor(actor) if isinstance(actor, JointActor) else PackedActor(actor)
+
+
 class PackedActor:
-    """The actor in evaluation mode, its batch norms a part of its packed weights."""
+    """The paper's actor in evaluation mode, its batch norms a part of its packed weights."""
 
     def __init__(self, actor: Actor) -> None:
         scale, shift = scale_and_shift(actor.bn0)

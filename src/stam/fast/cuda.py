@@ -90,7 +90,8 @@ class FusedLooker(Looker):
         self.agent, self.config, self.positions = agent, agent.config, agent.positions
         core = agent.core
         self.core = FusedCausalCore(core) if isinstance(core, CausalCore) else FusedCore(core)
-        self.actor = None if agent.actor is None else FusedActor(agent.actor)
+        # a joint actor has few rows: there is nothing to fuse
+        self.actor = FusedActor(agent.actor) if isinstance(agent.actor, Actor) else agent.actor
         self.critic = None if agent.critic is None else FusedCritic(agent.critic)
 
     def believe(self, memory: Any, drop_masks: Tensor | None = None) -> Belief:

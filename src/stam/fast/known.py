@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from stam.model.actor_critic import Actor, Critic, PairLinear, RowNorm
+from stam.model.actor_critic import Actor, Critic, JointActor, PairLinear, RowNorm
 from stam.model.agent import Agent
 from stam.model.causal import CausalCore
 from stam.model.core import ReencodingCore
@@ -20,6 +20,7 @@ _KNOWN = {
     Mlp,
     Actor,
     Critic,
+    JointActor,
     PairLinear,
     nn.Conv2d,
     nn.GELU,

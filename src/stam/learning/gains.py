@@ -28,8 +28,6 @@ from stam.model.randomness import Randomness, random_source
 from stam.shapes import Bool, Float, Int
 
 SHARPNESS = 4.0  # of the softmax over an actor's logits
-ACTOR_STEPS = 8  # of the actor alone, after a batch, for each update that the whole agent made of it
-STATES_A_STEP = 4  # for each that was tried for such an update
 _KEPT_BATCHES = 32  # from fewer the actor learns single scenes by heart
 
 

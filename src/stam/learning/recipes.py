@@ -27,16 +27,16 @@ def digits() -> RunConfig:
     base = digits_paper()
     return dataclasses.replace(
         base,
-        agent=dataclasses.replace(base.agent, core="causal"),
+        agent=dataclasses.replace(base.agent, core="causal", actor="joint", actor_width=512),
         training=dataclasses.replace(
             base.training,
             num_glimpses=12,
             actor_objective="gains",
-            try_every=4,
+            actor_steps=64,
             epochs=18,
             epoch_share=1024 / 60_000,  # four batches
             base_lr=1e-4,
-            actor_lr=1.5e-2,
+            actor_lr=5e-3,
             min_lr=1e-6,
             tau_epochs=9,
             ema_batches=10,

@@ -30,9 +30,7 @@ from stam.fast.known import unknown_part
 from stam.learning import distributed, one_pass
 from stam.learning.averaging import MovingAverage, averaged_state
 from stam.learning.gains import (
-    ACTOR_STEPS,
     SHARPNESS,
-    STATES_A_STEP,
     Gains,
     Replay,
     SoftmaxPolicy,
@@ -360,8 +358,8 @@ class AgentLearner(Learner):
         """Updates the actor alone, by what was tried in this and the last batches."""
         actor, updates = self.looker.actor, self.settings.updates_per_batch
         assert actor is not None
-        count = max(1, STATES_A_STEP * num_tried // updates)
-        for _ in range(ACTOR_STEPS * updates):
+        count = max(1, num_tried // updates)  # as many as for an update of the whole agent
+        for _ in range(self.settings.actor_steps * updates):
             with self._half_precision():
                 loss = actor_loss(actor, *self.replay.draw(num_tried, count, self.random))
             self._update(loss)

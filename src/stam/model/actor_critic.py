@@ -1,4 +1,4 @@
-"""The actor, which rates locations, and the critic, which predicts returns.
+"""The actors, which rate locations, and the critic, which predicts returns.
 
 The paper's symbols: actor A, critic C, state s = [f_g ; f_d], glimpse-location embeddings e.
 """
@@ -40,26 +40,27 @@ class PairLinear(nn.Linear):
 
 
 class RowMlp(nn.Module):
-    """Three times FC-BN-ReLU, then FC to one number: the shape of both actor and critic.
+    """Three times FC-BN-ReLU, then FC: the shape of actors and critic.
 
-    They differ in what their first layer takes. A row is a sample for the critic, and a pair of a sample and
-    a candidate location for the actor; batch norm runs over all rows.
+    They differ in what their first layer takes, and in how many numbers the last gives. A row is a sample for
+    the critic, and a pair of a sample and a candidate location for the paper's actor; batch norm runs over
+    all rows.
     """
 
-    def __init__(self, first: nn.Linear) -> None:
+    def __init__(self, first: nn.Linear, num_outputs: int = 1) -> None:
         super().__init__()
         hidden = first.out_features
         self.fc0, self.bn0 = first, RowNorm(hidden)
         self.fc1, self.bn1 = nn.Linear(hidden, hidden), RowNorm(hidden)
         self.fc2, self.bn2 = nn.Linear(hidden, hidden), RowNorm(hidden)
-        self.fc_final = nn.Linear(hidden, 1)
+        self.fc_final = nn.Linear(hidden, num_outputs)
 
-    def after_first_layer(self, rows: Float[Tensor, "rows hidden"]) -> Float[Tensor, " rows"]:
+    def after_first_layer(self, rows: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows outputs"]:
         """Computes everything after the first linear layer."""
         rows = F.relu(self.bn0(rows))
         rows = F.relu(self.bn1(self.fc1(rows)))
         rows = F.relu(self.bn2(self.fc2(rows)))
-        return self.fc_final(rows).squeeze(1)
+        return self.fc_final(rows)
 
 
 class Actor(RowMlp):
@@ -81,6 +82,23 @@ class Actor(RowMlp):
         return self.after_first_layer(rows.flatten(0, 1)).view(candidates.shape)
 
 
+class JointActor(RowMlp):
+    """Rates all locations at once, from the state alone: a row for each sample instead of one for each pair.
+
+    Departs from the paper. It takes a small part of the products of the paper's actor. Learning from sampled
+    returns it is worse; learning from what every location is worth (`gains`) it is as good on digits.
+    """
+
+    def __init__(self, num_locations: int, width: int, hidden: int) -> None:
+        super().__init__(nn.Linear(2 * width, hidden), num_locations)
+
+    def forward(
+        self, state: Float[Tensor, "batch features"], candidates: Int[Tensor, "batch candidates"]
+    ) -> Float[Tensor, "batch candidates"]:
+        """Returns a logit for each candidate."""
+        return self.after_first_layer(self.fc0(state)).gather(1, candidates)
+
+
 class Critic(RowMlp):
     """Predicts the (normalised) return that follows a state; its gradient stops at the state.
 
@@ -96,4 +114,4 @@ class Critic(RowMlp):
 
     def forward(self, state: Float[Tensor, "batch features"]) -> Float[Tensor, " batch"]:
         """Returns V(s), a normalised return; `ValueNormaliser` turns it into a return."""
-        return self.after_first_layer(self.fc0(state.detach())).float()
+        return self.after_first_layer(self.fc0(state.detach())).squeeze(1).float()

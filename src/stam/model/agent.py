@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stam.config import AgentConfig
 from stam.errors import SensorError, StamError
-from stam.model.actor_critic import Actor, Critic
+from stam.model.actor_critic import Actor, Critic, JointActor
 from stam.model.belief import Belief
 from stam.model.causal import CausalCore
 from stam.model.core import Core, OnePassCore, ReencodingCore
@@ -295,7 +295,7 @@ class Agent(Looker, nn.Module):
     """
 
     core: ReencodingCore | CausalCore
-    actor: Actor | None
+    actor: Actor | JointActor | None
     critic: Critic | None
 
     def __init__(self, config: AgentConfig) -> None:
@@ -315,8 +315,9 @@ class Agent(Looker, nn.Module):
             mlp_ratio=config.mlp_ratio,
             drop_path=config.drop_path,
         )
-        has_actor = config.has_actor
-        self.actor = Actor(grid.num_locations, config.width, config.actor_width) if has_actor else None
+        make_actor = JointActor if config.actor == "joint" else Actor
+        shape = grid.num_locations, config.width, config.actor_width
+        self.actor = make_actor(*shape) if config.has_actor else None
         self.critic = None
         self.register_buffer("positions", grid.patch_positions(), persistent=False)
         self.reset_location_embedding()
@@ -340,7 +341,7 @@ class Agent(Looker, nn.Module):
     @torch.no_grad()
     def reset_location_embedding(self) -> None:
         """Starts e(l) from the core's position embeddings, interpolated to the grid of glimpses."""
-        if self.actor is None:
+        if not isinstance(self.actor, Actor):
             return
         patch_embedding = self.core.pos_embed[:, self.core.num_readout :]
         goal = (self.grid.rows, self.grid.columns)
@@ -364,7 +365,7 @@ class Agent(Looker, nn.Module):
         return self._kept.looker
 
     def compiled(self) -> Looker:
-        """Returns the agent as it is now, compiled for this CPU: a live step takes about half of the time.
+        """Returns the agent as it is now, compiled for this CPU: a live step takes two thirds of the time.
 
         It needs the causal core and a C++ compiler, and takes about a minute the first time. What was
         compiled is kept for the next process.
