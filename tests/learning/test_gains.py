@@ -24,6 +24,7 @@ from stam.learning.gains import (
 from stam.learning.training import AgentLearner
 from stam.model.agent import Agent
 from stam.model.belief import Belief
+from stam.model.policy import OrderPolicy
 from stam.settings import RunConfig, TrainingConfig
 
 CAUSAL = dataclasses.replace(AGENT, core="causal", drop_path=0.0)
@@ -185,6 +186,20 @@ def test_actor_critic_and_core_learn(actor, objective):
     same = {name for name, value in made.agent.named_parameters() if value.equal(before[name])}
     assert all(re.fullmatch(r"(actor|critic)\.fc\d\.bias", name) for name in same)  # a norm takes it away
     assert made.agent.training
+
+
+def test_the_core_does_not_learn_from_the_actor():
+    """On the same path another actor changes nothing of it."""
+    cores = []
+    for factor in (1.0, 50.0):
+        made = gains_learner(base_lr=1e-2, num_glimpses=2)
+        with torch.no_grad():
+            made.agent.actor.fc_final.weight.mul_(factor)
+        made.policy = lambda: OrderPolicy(list(range(16)))
+        for _ in batches_from(made, None, 1):
+            pass
+        cores.append(torch.cat([part.detach().flatten() for part in made.agent.core.parameters()]))
+    assert cores[0].equal(cores[1])
 
 
 def test_rows_of_the_rollout_leave_the_running_statistics_alone():

@@ -8,7 +8,8 @@ is known exactly. What was tried in the last batches is kept, and the actor take
 each batch.
 
 Departs from the paper, whose actor learns from the return of the one location that was drawn
-(`Objective.actor_critic`).
+(`Objective.actor_critic`), and whose actor's gradient reaches the core. Here it does not: an actor that
+begins at random spoils the features of a core that begins well.
 """
 
 import math

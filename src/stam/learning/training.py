@@ -293,10 +293,10 @@ class AgentLearner(Learner):
                 part = [(n, path.part(slice(n * rows.start, n * rows.stop))) for n, path in paths]
                 total, parts, beliefs = self._path_losses(policy, *batch, part)
                 if tried is not None:
-                    state = states_before(tried, beliefs)
+                    state = states_before(tried, beliefs).detach()
                     learned = self._gain_losses(tried, state, beliefs, *batch[1:])
                     total, parts = total + sum(learned.values()), parts | learned
-                    states.append(state.detach())
+                    states.append(state)
             self._update(total)
             logged.append({name: part.detach().mean() for name, part in parts.items()})
         if gains is not None:
