@@ -3,8 +3,8 @@
 #
 #   DATA=data RUNS=runs RESULTS=results sh experiments/gpu_own_images.sh PART...
 #
-# PART is one of: early-exit, trials, imagenette, aid-causal, imagenette-causal, aid-gains, imagenette-gains. Parts that are timed should be
-# alone on the GPU: all but trials.
+# PART is one of: early-exit, trials, imagenette, aid-causal, imagenette-causal, aid-gains, imagenette-gains.
+# Parts that are timed should be alone on the GPU: all but trials.
 #
 # DATA holds the folders aid and imagenette (train/CLASS/*, val/CLASS/*) and deit_tiny.safetensors (an
 # ImageNet-pretrained DeiT-Tiny). MINUTES is the time of the causal runs, 4 by default. TRIALS is the list of

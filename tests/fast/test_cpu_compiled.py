@@ -98,19 +98,23 @@ def test_a_compiler_that_fails_is_named_in_one_line(monkeypatch):
     assert agent.core.training  # as it was
 
 
-@pytest.mark.parametrize("folder", ["cannot be written", "is not there"])
-def test_what_cannot_be_kept_is_used_all_the_same(monkeypatch, folder):
+@pytest.mark.parametrize("folder", ["cannot be written", "is not there", "has no home"])
+def test_what_cannot_be_kept_is_used_all_the_same(monkeypatch, tmp_path, folder):
     core = make_agent(**CAUSAL | {"depth": 1}).core
     step = cpu_compiled._Step(core, 4)
 
     def refuse(*_: object) -> None:
-        raise FileError("the disk is full")
+        raise RuntimeError if folder == "has no home" else FileError("the disk is full")
 
     monkeypatch.setenv("CXX", "sh")
     monkeypatch.setattr(cpu_compiled, "_compile", lambda *_: None)
     monkeypatch.setattr(cpu_compiled, "_load", lambda _: step)
-    place = "make_folder" if folder == "is not there" else "write_atomically"
-    monkeypatch.setattr(cpu_compiled, place, refuse)
+    if folder == "is not there":
+        (tmp_path / "file").write_text("no folder can be made in here")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    else:
+        place = "cache_folder" if folder == "has no home" else "write_atomically"
+        monkeypatch.setattr(cpu_compiled, place, refuse)
     assert cpu_compiled.compile_step(core, 4) is step
     monkeypatch.setattr(cpu_compiled, "_load", lambda _: lambda *given: [2 * part for part in step(*given)])
     with pytest.raises(StamError, match="other numbers"):

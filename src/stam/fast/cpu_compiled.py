@@ -25,7 +25,7 @@ from stam.errors import FileError, StamError, require
 from stam.fast.cpu import PackedLooker, can_prepare
 from stam.fast.cpu_causal import PackedCausalCore, PackedCausalMemory
 from stam.fast.known import unknown_part
-from stam.files import cache_folder, make_folder, take_turns, write_atomically
+from stam.files import cache_folder, take_turns, write_atomically
 from stam.model.agent import Agent, evaluating
 from stam.model.causal import CausalCore
 from stam.model.vit import Block
@@ -154,8 +154,7 @@ def compile_step(core: CausalCore, num_patches: int) -> Step:
         step = _Step(core, num_patches)
         try:
             place = cache_folder() / "compiled" / f"{_digest(step)}.pt2"
-            make_folder(place.parent)
-        except (FileError, RuntimeError):  # nothing can be kept
+        except RuntimeError:  # the user has no home: nothing can be kept
             return _compiled(step, None)
         with take_turns(place.with_suffix(".lock")):
             return _kept(step, place) or _compiled(step, place)
@@ -240,9 +239,8 @@ def _digest(step: _Step) -> str:
     """Returns a name for all that a compiled step depends on: code, machine, threads, shapes and weights."""
     core = step.core
     machine = f"{platform.machine()} {_processor()} {torch.get_num_threads()}"
-    shape = (
-        f"{step.num_patches} {core.patch_size} {[cast(Block, block).attn.num_heads for block in core.blocks]}"
-    )
+    num_heads = cast(Block, core.blocks[0]).attn.num_heads
+    shape = f"{step.num_patches} {core.patch_size} {num_heads}"
     digest = hashlib.sha256(f"{_FORMAT} {torch.__version__} {machine}\n{core}\n{shape}\n".encode())
     for name, weight in core.state_dict().items():
         digest.update(f"{name} {tuple(weight.shape)}".encode())
