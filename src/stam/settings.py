@@ -172,9 +172,8 @@ class TrainingConfig:
         actor_objective: How the actor learns: `actor-critic`, the paper's way, from the returns of the
             locations that were drawn; `gains` from what every location would have been worth after one step
             of each episode: all are tried. That needs a causal core.
-        try_every: With `gains`, locations are tried in one of so many scenes, and at least one of an update.
-        actor_steps: With `gains`, updates of the actor alone after each update of the whole agent. They learn
-            from what was tried in the last 32 batches.
+        actor_steps: With `gains`, updates of the actor after each batch, each from 256 scenes of the last 32
+            batches.
         feature_weight: Weight of the distance (1 - cosine) between the agent's two features and the teacher's
             of the whole scene; 0 in the paper. For a core that starts as its teacher: it keeps what it knew.
         base_lr: Learning rate at batch 512 of everything but the critic; it scales with the batch.
@@ -211,8 +210,7 @@ class TrainingConfig:
     updates_per_batch: int = 1
     consistency: str = "soft"
     actor_objective: str = "actor-critic"
-    try_every: int = 1
-    actor_steps: int = 8
+    actor_steps: int = 32
     feature_weight: float = 0.0
     base_lr: float = 1e-6
     critic_lr: float = 1e-3
@@ -245,7 +243,6 @@ class TrainingConfig:
             "updates_per_batch",
             "ema_batches",
             "tau_epochs",
-            "try_every",
             "actor_steps",
             "validate_every",
             "validation_images",

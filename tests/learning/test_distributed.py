@@ -43,7 +43,7 @@ KINDS = {
     "learned": (),
     "plus": ("--policy", "plus"),
     "causal": ("--core", "causal"),
-    "gains": ("--core", "causal", "--actor-objective", "gains", "--try-every", "2"),
+    "gains": ("--core", "causal", "--actor-objective", "gains", "--actor-steps", "4"),
 }
 
 # The second process is told to stop in some batch, or nobody is.

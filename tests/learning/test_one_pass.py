@@ -103,7 +103,7 @@ def test_a_batch_can_make_several_updates_from_episodes_that_are_looked_through_
             noted.append(images) or call(agent, images, *rest)
         )
         monkeypatch.setattr(one_pass, name, noting)
-    made = causal_learner(updates_per_batch=3, base_lr=1e-2, actor_objective=actor_objective, try_every=2)
+    made = causal_learner(updates_per_batch=3, base_lr=1e-2, actor_objective=actor_objective)
     before = copy.deepcopy(made.agent.actor)
     for _ in batches_from(made, None, 1):
         pass

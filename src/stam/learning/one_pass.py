@@ -34,15 +34,17 @@ class Path:
         seen: What had been seen at each decision that is learned from, which are the first ones; `None` where
             none is.
         memory: What the agent remembers of all glimpses but the last, which nothing was decided from.
+        states: The agent's state before each decision; `None` where there is none.
     """
 
     locations: Int[Tensor, "batch glimpses"]
     num_steps: int
     seen: Bool[Tensor, "decisions batch locations"] | None
     memory: Any = None
+    states: Float[Tensor, "batch decisions features"] | None = None
 
     def part(self, rows: slice) -> "Path":
-        """Returns the path of some samples, to learn from: without memory."""
+        """Returns the path of some samples, to learn from: without what the agent remembered."""
         seen = None if self.seen is None else self.seen[:, rows].contiguous()
         return Path(self.locations[rows], self.num_steps, seen)
 
@@ -70,16 +72,24 @@ def explore(
     """
     sense = sense_images(images, agent.grid)
     explorer = _Explorer(agent, max(1, min(num_steps, num_glimpses - 1)))
-    locations, seen, decision, memory = [], [], None, None
+    locations, seen, states, decision, memory = [], [], [], None, None
     for step in islice(rollout(explorer, sense, num_glimpses, first_location, policy, generator), num_steps):
         locations.append(step.location)
-        decision, memory = step.decision, step.memory  # of the earlier steps nothing is kept
-        if decision is not None and decision.log_probability is not None:
+        decision, memory = step.decision, step.memory  # of the earlier memories nothing is kept
+        if decision is None:
+            break
+        states.append(step.belief.state)
+        if decision.log_probability is not None:
             seen.append(step.seen)
     if decision is not None:
         locations.append(decision.location)
-    learned = torch.stack(seen) if seen else None
-    return Path(torch.stack(locations, dim=1), num_steps, learned, memory)
+    return Path(
+        torch.stack(locations, dim=1),
+        num_steps,
+        torch.stack(seen) if seen else None,
+        memory,
+        torch.stack(states, dim=1) if states else None,
+    )
 
 
 class _Explorer:

@@ -29,16 +29,7 @@ from stam.fast.cuda_policy import FusedSampledPolicy
 from stam.fast.known import unknown_part
 from stam.learning import distributed, one_pass
 from stam.learning.averaging import MovingAverage, averaged_state
-from stam.learning.gains import (
-    SHARPNESS,
-    Gains,
-    Replay,
-    SoftmaxPolicy,
-    actor_loss,
-    critic_loss,
-    states_before,
-    try_locations,
-)
+from stam.learning.gains import SHARPNESS, Gains, Replay, SoftmaxPolicy, actor_loss, try_locations
 from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, only_one, restore, run_loop
 from stam.learning.objective import Objective, ValueNormaliser
 from stam.learning.optimisation import (
@@ -52,7 +43,6 @@ from stam.learning.optimisation import (
 from stam.learning.runs import RunFolder
 from stam.learning.validation import budgets, compare_policies, policies_to_try
 from stam.model.agent import Agent, Looker, evaluating
-from stam.model.belief import Belief
 from stam.model.core import OnePassCore
 from stam.model.episode import rollout, sense_images
 from stam.model.policy import Policy, SampledPolicy, random_locations
@@ -171,6 +161,7 @@ class AgentLearner(Learner):
         groups = {"core": agent.core.named_parameters()}
         if agent.actor is not None:
             groups["actor"] = agent.actor.named_parameters()
+        if agent.actor is not None and not self.learns_gains:
             groups["critic"] = agent.add_critic().named_parameters()
         self.rates = {name: torch.zeros((), device=self.device) for name in groups}
         self.optimiser = make_optimiser(groups, settings.weight_decay, self.rates)
@@ -284,24 +275,17 @@ class AgentLearner(Learner):
                 path = one_pass.explore(self.looker, scenes, first, policy, self.random, count, whole)
                 paths.append((copies, path))
                 self.on_progress(len(paths) / (3 * len(episodes)))  # the gradient takes the other thirds
-            gains = self._try_locations(images, labels, taught, path) if self.learns_gains else None
-        logged, states = [], []
+            gains = None
+            if self.learns_gains:
+                gains = try_locations(self.looker, images, path, labels, taught.log_q, self.random)
+        logged = []
         for rows in parts_of(len(images), settings.updates_per_batch):
-            batch = images[rows], labels[rows], taught.part(rows)
-            tried = None if gains is None else gains.part(rows)
             with self._half_precision():
                 part = [(n, path.part(slice(n * rows.start, n * rows.stop))) for n, path in paths]
-                total, parts, beliefs = self._path_losses(policy, *batch, part)
-                if tried is not None:
-                    state = states_before(tried, beliefs).detach()
-                    learned = self._gain_losses(tried, state, beliefs, *batch[1:])
-                    total, parts = total + sum(learned.values()), parts | learned
-                    states.append(state)
+                total, parts = self._path_losses(policy, images[rows], labels[rows], taught.part(rows), part)
             self._update(total)
             logged.append({name: part.detach().mean() for name, part in parts.items()})
-        if gains is not None:
-            self._improve_actor(self.replay.add(torch.cat(states), gains))
-        return logged
+        return logged if gains is None else [*logged, *self._improve_actor(gains)]
 
     def _path_losses(
         self,
@@ -310,14 +294,13 @@ class AgentLearner(Learner):
         labels: Tensor,
         taught: TeacherOutput,
         paths: Sequence[tuple[int, one_pass.Path]],
-    ) -> tuple[Tensor, dict[str, Tensor], Sequence[Belief]]:
-        """Returns the loss of some episodes; its parts, and the beliefs, after each step of the last path.
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss of some episodes, and its parts after each step of the last path.
 
         Each path holds so many episodes of every image, one image after the other.
         """
         totals: list[Tensor] = []
         parts: dict[str, Tensor] = {}
-        beliefs: Sequence[Belief] = []
         for copies, path in paths:
             batch = images, labels, taught
             if copies > 1:
@@ -330,46 +313,25 @@ class AgentLearner(Learner):
             retraced = one_pass.retrace(self.looker, batch[0], path, policy, drop_masks)
             parts = one_pass.path_losses(self.objective, self.looker, retraced, *batch[1:], self.values)
             totals.append(copies * self.objective.total({name: part.sum() for name, part in parts.items()}))
-            beliefs = retraced.beliefs
         total = torch.stack(totals).sum() / sum(copies * path.num_steps for copies, path in paths)
-        return total, parts, beliefs
+        return total, parts
 
     @property
     def learns_gains(self) -> bool:
         """Whether the actor learns from what every location is worth."""
         return self.settings.actor_objective == "gains" and self.agent.actor is not None
 
-    def _gain_losses(
-        self,
-        gains: Gains,
-        state: Tensor,
-        beliefs: Sequence[Belief],
-        labels: Tensor,
-        taught: TeacherOutput,
-    ) -> dict[str, Tensor]:
-        actor, critic = self.looker.actor, self.looker.critic
-        assert actor is not None and critic is not None
-        return {
-            "actor": actor_loss(actor, state, gains.seen, gains.values),
-            "critic": critic_loss(critic, beliefs, labels, taught.log_q),
-        }
-
-    def _improve_actor(self, num_tried: int) -> None:
-        """Updates the actor alone, by what was tried in this and the last batches."""
-        actor, updates = self.looker.actor, self.settings.updates_per_batch
+    def _improve_actor(self, gains: Gains) -> list[dict[str, Tensor]]:
+        """Updates the actor by what was tried in this and the last batches; returns each loss."""
+        actor, rows = self.looker.actor, self.replay.add(gains)
         assert actor is not None
-        count = max(1, num_tried // updates)  # as many as for an update of the whole agent
-        for _ in range(self.settings.actor_steps * updates):
+        logged = []
+        for _ in range(self.settings.actor_steps):
             with self._half_precision():
-                loss = actor_loss(actor, *self.replay.draw(num_tried, count, self.random))
+                loss = actor_loss(actor, self.replay.draw(rows, self.random))
             self._update(loss)
-
-    def _try_locations(
-        self, images: Tensor, labels: Tensor, taught: TeacherOutput, path: one_pass.Path
-    ) -> Gains:
-        settings = self.settings
-        every = max(1, min(settings.try_every, len(images) // settings.updates_per_batch))
-        return try_locations(self.looker, images, path, labels, taught.log_q, every, self.random)
+            logged.append({"actor": loss.detach()})
+        return logged
 
     def run_episode(
         self,

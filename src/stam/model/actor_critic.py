@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from stam.shapes import Float, Int
 
+_STEP_OF_ORDER = 0.1  # between two logits: a policy that samples by them strays from the order a little
+
 
 class RowNorm(nn.BatchNorm1d):
     """Batch normalisation that also takes a batch of one.
@@ -85,12 +87,17 @@ class Actor(RowMlp):
 class JointActor(RowMlp):
     """Rates all locations at once, from the state alone: a row for each sample instead of one for each pair.
 
+    It begins as a fixed order: whatever the state, it rates a location the higher the earlier it comes there.
+
     Departs from the paper. It takes a small part of the products of the paper's actor. Learning from sampled
     returns it is worse; learning from what every location is worth (`gains`) it is as good on digits.
     """
 
-    def __init__(self, num_locations: int, width: int, hidden: int) -> None:
-        super().__init__(nn.Linear(2 * width, hidden), num_locations)
+    def __init__(self, order: list[int], width: int, hidden: int) -> None:
+        super().__init__(nn.Linear(2 * width, hidden), len(order))
+        with torch.no_grad():
+            self.fc_final.weight.zero_()
+            self.fc_final.bias[torch.tensor(order)] = -_STEP_OF_ORDER * torch.arange(float(len(order)))
 
     def forward(
         self, state: Float[Tensor, "batch features"], candidates: Int[Tensor, "batch candidates"]

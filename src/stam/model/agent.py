@@ -21,6 +21,7 @@ from stam.model.causal import CausalCore
 from stam.model.core import Core, OnePassCore, ReencodingCore
 from stam.model.episode import Step, Trace, rollout, sense_images
 from stam.model.looker import Facts
+from stam.model.orders import centre_out_order
 from stam.model.policy import Policy, Scorer, make_policy, random_locations, require_policy
 from stam.model.randomness import Randomness
 from stam.scene.grid import Grid, Location, LocationError
@@ -315,9 +316,7 @@ class Agent(Looker, nn.Module):
             mlp_ratio=config.mlp_ratio,
             drop_path=config.drop_path,
         )
-        make_actor = JointActor if config.actor == "joint" else Actor
-        shape = grid.num_locations, config.width, config.actor_width
-        self.actor = make_actor(*shape) if config.has_actor else None
+        self.actor = _make_actor(config) if config.has_actor else None
         self.critic = None
         self.register_buffer("positions", grid.patch_positions(), persistent=False)
         self.reset_location_embedding()
@@ -388,6 +387,12 @@ class Agent(Looker, nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """A copy prepares for itself."""
         return self.__dict__ | {"_kept": None}
+
+
+def _make_actor(config: AgentConfig) -> Actor | JointActor:
+    if config.actor == "joint":
+        return JointActor(centre_out_order(config.grid), config.width, config.actor_width)
+    return Actor(config.grid.num_locations, config.width, config.actor_width)
 
 
 class PlainLooker(Looker):
