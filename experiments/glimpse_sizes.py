@@ -1,9 +1,9 @@
-"""Accuracy against the area seen, for glimpses of 32, 48 and 64 px, from the results of own_images.py.
+r"""Accuracy against the area seen, for glimpses of 32, 48 and 64 px, from the results of own_images.py.
 
     for size in 32 48 64; do
         python experiments/own_images.py aid --init deit_tiny.safetensors --core causal --glimpse-size $size \
-            --set '{"training": {"epochs": 30, "tau_epochs": 15, "ema_batches": 300, "batch_size": 200,
-            "updates_per_batch": 1}}' --out runs/aid-$size
+            --set '{"training": {"epochs": 30, "tau_epochs": 15, "ema_batches": 300, "batch_size": 200}}' \
+            --out runs/aid-$size
         cp runs/aid-$size/own-images-learned.json experiments/results/glimpse-sizes/aid-$size.json
     done
     python experiments/glimpse_sizes.py --out docs/images

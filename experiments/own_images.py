@@ -22,7 +22,7 @@ import torch
 from stam.config import from_plain, to_plain
 from stam.evaluation import EvaluationPlan, evaluate, save_evaluation
 from stam.learning import experiment
-from stam.learning.fitting import default_core, fit
+from stam.learning.fitting import default_core, fit, with_core
 from stam.learning.recipes import GLIMPSE_SIZES, get_recipe
 from stam.settings import RunConfig
 
@@ -72,15 +72,10 @@ def main() -> None:
     parser.add_argument("--set", type=json.loads, default={}, help="settings instead of those chosen")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="results of experiments")
     given = parser.parse_args()
-    config = get_recipe(given.recipe)
+    config = with_core(get_recipe(given.recipe), given.core or default_core(given.device))
     image_size, most, _ = GLIMPSE_SIZES[given.glimpse_size]
     given.glimpses = given.glimpses or most
-    agent_config = dataclasses.replace(
-        config.agent,
-        core=given.core or default_core(given.device),
-        image_size=image_size,
-        glimpse_size=given.glimpse_size,
-    )
+    agent_config = dataclasses.replace(config.agent, image_size=image_size, glimpse_size=given.glimpse_size)
     config = dataclasses.replace(
         config,
         init=given.init,

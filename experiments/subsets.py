@@ -30,6 +30,7 @@ from stam.evaluation import EvaluationPlan, evaluate
 from stam.learning import experiment
 from stam.learning.choosing import choose
 from stam.learning.experiment import open_data, with_classes
+from stam.learning.fitting import with_core
 from stam.learning.optimisation import choose_device
 from stam.learning.recipes import get_recipe
 from stam.learning.survey import Survey, look_at
@@ -84,7 +85,7 @@ def chosen_config(trial: Trial, init: str, folder: Path) -> RunConfig:
     """Returns the settings that `stam train` would choose, for a whole training."""
     given = {"init": init, "data": {"path": str(folder), "check": False}} | trial.get("before", {})
     base = changed(get_recipe("tiny"), given)
-    base = changed(base, {"agent": {"core": trial.get("core", "reencoding")}})
+    base = with_core(base, trial.get("core", "reencoding"))
     scenes = open_data(base.data).train
     base = with_classes(base, tuple(scenes.classes))
     survey = Survey(len(scenes), len(scenes.classes))

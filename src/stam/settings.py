@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from stam.config import (
@@ -29,6 +30,8 @@ REMOVED = {
     "mixup": 0.0,
     "cutmix": 0.0,
     "start_share": 0.0,
+    "updates_per_batch": 1,
+    "try_every": 1,
 }
 
 
@@ -151,6 +154,25 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Epochs in which the same parts of an agent learn.
+
+    Attributes:
+        learns: `both` core and actor, the `core` alone or the `actor` alone.
+        begin: The first epoch.
+        end: The epoch after the last.
+    """
+
+    learns: str
+    begin: int
+    end: int
+
+    def progress(self, epoch: int) -> float:
+        """Returns how much of the stage is over when an epoch begins, from 0 to 1."""
+        return (epoch - self.begin) / (self.end - self.begin)
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
     """How an agent is trained. The defaults are the paper's for ImageNet.
 
@@ -165,15 +187,17 @@ class TrainingConfig:
         epoch_share: Share of the data an epoch shows; none is the paper's `1 / num_glimpses`, since a batch
             makes that many updates, and all of it with a causal core.
         batch_size: Scenes in a batch, over all processes.
-        updates_per_batch: Updates that a batch makes with a causal core, each from a part of it. Looking
-            through all its episodes at once takes a GPU less time than part by part. The learning rate goes
-            by the scenes of a part.
         consistency: `soft`, `hard` or `none`.
         actor_objective: How the actor learns: `actor-critic`, the paper's way, from the returns of the
             locations that were drawn; `gains` from what every location would have been worth after one step
             of each episode: all are tried. That needs a causal core.
         actor_steps: With `gains`, updates of the actor after each batch, each from 256 scenes of the last 32
             batches.
+        core_fraction: Fraction of the epochs, the first ones, in which the core learns alone, by orders that
+            stray from centre-out. In the others the actor learns alone, with `gains`. That needs a causal
+            core. With 0 both learn together, as in the paper.
+        num_cores: How many cores learn in that part of the epochs, one after another from the same start. The
+            average of their weights is used, which generalises better than any of them (a model soup).
         feature_weight: Weight of the distance (1 - cosine) between the agent's two features and the teacher's
             of the whole scene; 0 in the paper. For a core that starts as its teacher: it keeps what it knew.
         base_lr: Learning rate at batch 512 of everything but the critic; it scales with the batch.
@@ -207,10 +231,11 @@ class TrainingConfig:
     epochs: int = 200
     epoch_share: float | None = None
     batch_size: int = 4096
-    updates_per_batch: int = 1
     consistency: str = "soft"
     actor_objective: str = "actor-critic"
     actor_steps: int = 32
+    core_fraction: float = 0.0
+    num_cores: int = 1
     feature_weight: float = 0.0
     base_lr: float = 1e-6
     critic_lr: float = 1e-3
@@ -240,7 +265,7 @@ class TrainingConfig:
             "short_episode_glimpses",
             "epochs",
             "batch_size",
-            "updates_per_batch",
+            "num_cores",
             "ema_batches",
             "tau_epochs",
             "actor_steps",
@@ -262,16 +287,42 @@ class TrainingConfig:
         require(rate is None or rate >= 0, f"actor_lr must be 0 or more, or none, got {rate}")
         share = self.epoch_share
         require(share is None or 0 < share <= 1, f"epoch_share must be above 0 and at most 1, got {share}")
-        fraction = self.large_crop_fraction
-        require(0 <= fraction <= 1, f"large_crop_fraction must be from 0 to 1, got {fraction}")
+        for name in ("large_crop_fraction", "core_fraction"):
+            fraction = getattr(self, name)
+            require(0 <= fraction <= 1, f"{name} must be from 0 to 1, got {fraction}")
+        require(
+            self.num_cores == 1 or self.num_cores <= self._num_core_epochs,
+            f"num_cores {self.num_cores} needs as many epochs in which the core learns alone: pass a larger "
+            f"--core-fraction than {self.core_fraction:g}, or more --epochs than {self.epochs}",
+        )
         require(self.tau_start > 0 and self.tau_end > 0, "tau_start and tau_end must be above 0")
         require_choice("consistency", self.consistency, CONSISTENCY)
         require_choice("actor_objective", self.actor_objective, ACTOR_OBJECTIVES)
         require_choice("precision", self.precision, PRECISIONS)
 
+    @property
+    def _num_core_epochs(self) -> int:
+        """Epochs in which the core learns alone; where the actor learns too, it has one at least."""
+        most = self.epochs if self.core_fraction == 1 else self.epochs - 1
+        return min(round(self.core_fraction * self.epochs), most)
+
+    @property
+    def stages(self) -> tuple["Stage", ...]:
+        """The parts of the training, one after another."""
+        alone = self._num_core_epochs
+        if alone == 0:
+            return (Stage("both", 0, self.epochs),)
+        ends = [alone * number // self.num_cores for number in range(self.num_cores + 1)]
+        cores = tuple(Stage("core", begin, end) for begin, end in pairwise(ends))
+        return cores if alone == self.epochs else (*cores, Stage("actor", alone, self.epochs))
+
+    def stage(self, epoch: int) -> "Stage":
+        """Returns the part of the training that an epoch belongs to."""
+        return next((stage for stage in self.stages if epoch < stage.end), self.stages[-1])
+
     def has_large_crops(self, epoch: int) -> bool:
-        """Tells whether an epoch is one of the last, with larger crops."""
-        return epoch >= self.epochs * (1 - self.large_crop_fraction) - 1e-9  # 10 (1 - 0.7) is a bit over 3
+        """Tells whether an epoch is one of the last of its stage, with larger crops."""
+        return self.stage(epoch).progress(epoch) >= 1 - self.large_crop_fraction - 1e-9  # 1 - 0.7 is over 0.3
 
     @staticmethod
     def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,12 +346,15 @@ class TrainingConfig:
         ratio = epochs / self.epochs
         averaged = max(2, round(self.ema_batches * ratio)) if self.ema_batches > 1 else self.ema_batches
         tau_epochs = max(1, round(self.tau_epochs * ratio))
-        return dataclasses.replace(self, epochs=epochs, tau_epochs=tau_epochs, ema_batches=averaged)
+        one_core = dataclasses.replace(
+            self, epochs=epochs, tau_epochs=tau_epochs, ema_batches=averaged, num_cores=1
+        )
+        num_cores = max(1, min(self.num_cores, one_core._num_core_epochs))
+        return dataclasses.replace(one_core, num_cores=num_cores)
 
     def learning_rate(self, base: float, epoch: int) -> float:
-        """Returns the learning rate of an epoch: scaled by the batch, then a cosine to `min_lr`."""
-        scenes = self.batch_size / self.updates_per_batch
-        return cosine(base * scenes / 512, self.min_lr, epoch / self.epochs)
+        """Returns the learning rate of an epoch: scaled by the batch; in each stage a cosine to `min_lr`."""
+        return cosine(base * self.batch_size / 512, self.min_lr, self.stage(epoch).progress(epoch))
 
 
 @dataclass(frozen=True)
@@ -443,11 +497,21 @@ class RunConfig:
             f"actor_objective gains needs a core that tries a glimpse cheaply: pass --core causal, not "
             f"{self.agent.core}, or --actor-objective actor-critic",
         )
-        updates = self.training.updates_per_batch
+        alone = self.training.core_fraction
         require(
-            updates == 1 or self.agent.core == "causal",
-            f"updates_per_batch {updates} needs a core that reads all steps in one pass: pass --core causal, "
-            f"not {self.agent.core}",
+            alone == 0 or self.agent.core == "causal",
+            f"core_fraction {alone:g} needs a core that reads all steps in one pass: pass --core causal, not "
+            f"{self.agent.core}",
+        )
+        require(
+            alone in (0, 1) or self.agent.has_actor,
+            f"core_fraction {alone:g} leaves epochs for an actor, and policy {self.agent.policy} has none: "
+            "pass --core-fraction 1 or 0",
+        )
+        require(
+            alone in (0, 1) or self.training.actor_objective == "gains",
+            f"core_fraction {alone:g} leaves epochs in which the actor learns alone, by what locations are "
+            "worth: pass --actor-objective gains, or --core-fraction 0",
         )
         require(
             self.training.actor_objective == "actor-critic" or self.training.num_glimpses >= 2,

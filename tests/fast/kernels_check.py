@@ -7,17 +7,20 @@ import torch
 
 from stam import AgentConfig
 from stam.evaluation import look_until_sure
+from stam.evaluation.speed import make_learner, random_batch
 from stam.fast import kernels
-from stam.fast.cuda import FusedBelief, encode, fuse
+from stam.fast.cuda import FusedBelief, encode, fuse, fuse_teacher
 from stam.fast.cuda_policy import FusedSampledPolicy
 from stam.fast.exit_pool import ExitPool
 from stam.fast.kernels import decisions
 from stam.fast.kernels.ranks import close_ranks
+from stam.learning.loop import Place
 from stam.learning.one_pass import step_values
 from stam.model.agent import Agent, PlainLooker
 from stam.model.belief import Belief
 from stam.model.core import PatchMemory
 from stam.model.policy import SampledPolicy, rate_each_step, unseen_candidates
+from stam.settings import RunConfig, TrainingConfig
 
 BATCH = 24  # batch norm over few rows magnifies every rounding
 torch.set_autocast_dtype("cuda", torch.float32)  # what the kernels round to: nothing
@@ -211,3 +214,37 @@ for core in ("causal", "reencoding"):
         found = pool(scenes, first, threshold)
         assert found.num_glimpses.equal(wanted.num_glimpses) and found.locations.equal(wanted.locations)
         torch.testing.assert_close(found.probabilities, wanted.probabilities, atol=1e-3, rtol=1e-3)
+
+# a training in stages: a core alone, then a joint actor by what all locations are worth
+staged = RunConfig(
+    agent=dataclasses.replace(agent.config, core="causal", actor="joint", depth=2, drop_path=0.0),
+    training=TrainingConfig(
+        num_glimpses=4,
+        batch_size=12,
+        device="cpu",
+        epochs=2,
+        core_fraction=0.5,
+        actor_objective="gains",
+        actor_steps=1,
+        feature_weight=1.0,
+        base_lr=1e-3,
+        actor_lr=1e-3,
+        ema_batches=2,
+    ),
+)
+found = []
+for is_fused in (False, True):
+    kernels.usable = lambda x, on=is_fused: on
+    torch.manual_seed(3)
+    made = make_learner(staged)
+    if is_fused:
+        made.looker, made.teach = fuse(made.agent), fuse_teacher(made.teacher).predict
+    images, labels = random_batch(made)
+    for epoch in (0, 1):
+        made.learn_from(images, labels, Place(epoch, 0, True))
+        found.append(made.meter.means())
+assert set(found[0]) == {"supervised", "consistency", "features"} and set(found[1]) == {"actor"}
+for wanted, got in zip(found[:2], found[2:], strict=True):
+    assert wanted.keys() == got.keys()
+    for name in wanted:
+        assert abs(wanted[name] - got[name]) < 2e-3 * max(1, abs(wanted[name])), (name, wanted, got)

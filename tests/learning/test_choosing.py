@@ -17,10 +17,10 @@ from stam.data.loader import BatchLoader, EvaluationView
 from stam.errors import StamError
 from stam.learning import distributed, fitting
 from stam.learning import expected_time as expecting
-from stam.learning.choosing import MOST_EFFORT, Choice, choose
+from stam.learning.choosing import Choice, choose, most_effort
 from stam.learning.expected_time import Cost, Speed, expected_time
 from stam.learning.experiment import fitting_batch
-from stam.learning.fitting import fit, with_fast_precision
+from stam.learning.fitting import fit, with_core, with_fast_precision
 from stam.learning.linear import fit_linear
 from stam.learning.loop import Plan
 from stam.learning.recipes import get_recipe
@@ -32,26 +32,52 @@ from stam.scene.pixels import normalise
 from stam.settings import AugmentConfig, DataConfig, RunConfig
 from stam.weights import save_agent
 
+MOST = most_effort("reencoding")
+
 
 def survey(num_images: int, upside_down: float = 0.9, separable: float = 0.6) -> Survey:
     return Survey(num_images, 10, upside_down, separable)
 
 
-def test_a_causal_core_makes_several_updates_of_a_batch_where_they_are_not_small():
-    base = get_recipe("tiny")
-    causal = dataclasses.replace(base, agent=dataclasses.replace(base.agent, core="causal"))
-    whole, short, other = (
-        choose(config, survey(8000), effort) for config, effort in ((causal, 1), (causal, 0.01), (base, 1))
-    )
-    assert (whole.config.training.batch_size, whole.config.training.updates_per_batch) == (600, 3)
-    assert "batch 600 in 3 updates" in whole.reasons[0]
-    assert (short.config.training.batch_size, short.config.training.updates_per_batch) == (32, 1)
-    assert (other.config.training.batch_size, other.config.training.updates_per_batch) == (600, 1)
+def causal(**training) -> RunConfig:
+    base = with_core(get_recipe("tiny"), "causal")
+    return dataclasses.replace(base, training=dataclasses.replace(base.training, **training))
+
+
+def test_batches_are_smaller_where_there_are_few():
+    efforts = (causal(), 1), (causal(), 0.1), (causal(), 0.01), (get_recipe("tiny"), 1)
+    assert [
+        choose(config, survey(8000), effort).config.training.batch_size for config, effort in efforts
+    ] == [
+        600,
+        120,
+        32,
+        600,
+    ]
+
+
+@pytest.mark.parametrize(("effort", "num_cores"), [(0.01, 1), (1.0, 1), (1.6, 2), (3.0, 3)])
+def test_cores_learn_one_after_another_before_the_actor(effort, num_cores):
+    training = choose(causal(), survey(8000), effort).config.training
+    lengths = [stage.end - stage.begin for stage in training.stages]
+    assert [stage.learns for stage in training.stages] == ["core"] * num_cores + ["actor"]
+    assert lengths[-1] == pytest.approx(lengths[0] / 6, abs=1)
+    other = choose(causal(actor_objective="actor-critic"), survey(8000), effort).config.training
+    assert [stage.learns for stage in other.stages] == ["both"]
+
+
+def test_an_actor_that_learns_from_gains_has_one_rate_whatever_the_batch():
+    """Its updates are by as many scenes."""
+    rates = []
+    for effort in (0.01, 0.1, 1.0):
+        training = choose(causal(), survey(8000), effort).config.training
+        rates.append(training.actor_lr * training.batch_size)
+    assert rates == pytest.approx(rates[:1] * 3)
 
 
 @pytest.mark.parametrize("core", ["reencoding", "causal"])
 @pytest.mark.parametrize("num_images", [3, 20, 270, 900, 8000, 100_000, 1_300_000])
-@pytest.mark.parametrize("effort", [0.001, 0.1, 1.0, MOST_EFFORT])
+@pytest.mark.parametrize("effort", [0.001, 0.1, 1.0, MOST])
 def test_whatever_the_number_of_images_there_are_batches_for_it(core, num_images, effort):
     base = get_recipe("tiny")
     base = dataclasses.replace(base, agent=dataclasses.replace(base.agent, core=core))
@@ -84,10 +110,10 @@ def test_any_number_of_processes_can_share_the_batches(monkeypatch, num_processe
 
 def test_more_effort_shows_more_images_and_drops_more():
     shown = []
-    for effort in (0.05, 0.3, 1.0, MOST_EFFORT):
+    for effort in (0.05, 0.3, 1.0, MOST):
         config = choose(get_recipe("tiny"), survey(3000), effort).config
         shown.append(plan(3000, config).num_batches() * config.training.batch_size)
-    assert shown == sorted(shown) and shown[-1] == pytest.approx(MOST_EFFORT * shown[-2], rel=0.05)
+    assert shown == sorted(shown) and shown[-1] == pytest.approx(MOST * shown[-2], rel=0.05)
     assert config.agent.drop_path == 0.2 and config.data.augment.crop_scale[0] == 0.1
 
 
@@ -118,7 +144,8 @@ def test_a_causal_core_learns_slower_and_from_short_episodes_where_there_is_time
     base = dataclasses.replace(base, agent=dataclasses.replace(base.agent, core="causal"))
     whole, hasty = (choose(base, survey(8000), effort).config.training for effort in (1.0, 0.1))
     assert (whole.short_episodes, hasty.short_episodes) == (base.training.short_episodes, 0)
-    assert whole.learning_rate(whole.base_lr, 0) < hasty.learning_rate(hasty.base_lr, 0)
+    slow, fast = (each.learning_rate(each.base_lr, 0) / each.batch_size**0.5 for each in (whole, hasty))
+    assert slow < fast
 
 
 @pytest.mark.parametrize("core", ["reencoding", "causal"])

@@ -74,15 +74,6 @@ def test_a_classifier_that_several_processes_cannot_fit_leaves_no_folder(config,
     assert not (tmp_path / "run").exists()
 
 
-def test_more_updates_than_images_are_refused(config, tmp_path):
-    training = dataclasses.replace(config.training, updates_per_batch=5)
-    agent = dataclasses.replace(config.agent, core="causal")
-    wrong = dataclasses.replace(config, agent=agent, training=training)
-    with pytest.raises(ConfigError, match="updates_per_batch 5 is more than the 4 images of a batch:"):
-        experiment.begin(wrong, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_can_be_begun_in_another_thread(config, tmp_path):
     """Python gives signals to the main thread alone."""
     with ThreadPoolExecutor(1) as pool:

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from learners import AGENT
 
-from stam.errors import ConfigError
 from stam.evaluation.speed import batches_from, make_learner
 from stam.fast.cuda import fuse
 from stam.learning import one_pass
@@ -90,53 +89,6 @@ def test_a_batch_is_one_update(short_episodes, policy):
     )
     wanted = {"supervised", "consistency"} | ({"actor", "critic", "reward"} if policy == "learned" else set())
     assert made.meter.means().keys() == wanted
-
-
-@pytest.mark.parametrize("actor_objective", ["actor-critic", "gains"])
-def test_a_batch_can_make_several_updates_from_episodes_that_are_looked_through_once(
-    actor_objective, monkeypatch
-):
-    explored, learned_from = [], []
-    for name, noted in (("explore", explored), ("retrace", learned_from)):
-        call = getattr(one_pass, name)
-        noting = lambda agent, images, *rest, call=call, noted=noted: (  # noqa: E731
-            noted.append(images) or call(agent, images, *rest)
-        )
-        monkeypatch.setattr(one_pass, name, noting)
-    made = causal_learner(updates_per_batch=3, base_lr=1e-2, actor_objective=actor_objective)
-    before = copy.deepcopy(made.agent.actor)
-    for _ in batches_from(made, None, 1):
-        pass
-    assert num_updates(made) == 3
-    assert [len(images) for images in explored] == [16]
-    assert [len(images) for images in learned_from] == [5, 5, 6]
-    assert torch.cat(learned_from).equal(explored[0])
-    pairs = zip(made.agent.actor.parameters(), before.parameters(), strict=True)
-    assert any(not now.equal(then) for now, then in pairs)
-    whole = dataclasses.replace(made.settings, updates_per_batch=1)
-    assert made.settings.learning_rate(1.0, 0) == pytest.approx(whole.learning_rate(1.0, 0) / 3)
-
-
-def test_a_part_of_a_path_is_that_of_its_samples(scenes):
-    images, labels, target, first = scenes
-    agent = Agent(CAUSAL).train()
-    agent.add_critic()
-    policy = SampledPolicy(agent.actor, 2.0)
-    path = one_pass.explore(agent, images, first, policy, torch.Generator().manual_seed(3), 5, 5)
-    rows = slice(2, 5)
-    part, given = path.part(rows), (labels[rows], target.part(rows))
-    assert part.locations.equal(path.locations[rows]) and part.memory is None
-    taken = one_pass.retrace(agent, images[rows], part, policy, None)
-    whole = one_pass.retrace(agent, images, path, policy, None)
-    torch.testing.assert_close(taken.beliefs[3].state, whole.beliefs[3].state[rows])
-    losses = one_pass.path_losses(Objective(5, feature_weight=1.0), agent, taken, *given, ValueNormaliser(5))
-    wanted = F.cross_entropy(whole.beliefs[3].class_logits[rows], labels[rows])
-    torch.testing.assert_close(losses["supervised"][3], wanted)
-
-
-def test_several_updates_are_for_a_core_that_reads_all_steps_at_once():
-    with pytest.raises(ConfigError, match="updates_per_batch 2 needs a core .* pass --core causal"):
-        RunConfig(agent=AGENT, training=TrainingConfig(num_glimpses=4, updates_per_batch=2))
 
 
 def test_short_episodes_count_as_more_steps():

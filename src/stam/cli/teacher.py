@@ -108,7 +108,8 @@ def config_of(parsed: Arguments, base: RunConfig) -> RunConfig:
         base.training,
         num_glimpses=1,  # fits every grid; as the others, it asks nothing of teacher and data
         actor_objective="actor-critic",
-        updates_per_batch=1,
+        core_fraction=0.0,
+        num_cores=1,
         feature_weight=0.0,
         large_crop_fraction=0.0,
     )

@@ -25,7 +25,7 @@ from stam.cli.recipes import (
 from stam.config import CORE_SIZES, AgentConfig
 from stam.errors import require
 from stam.learning import distributed, experiment
-from stam.learning.fitting import Fit, default_core, fit
+from stam.learning.fitting import Fit, default_core, fit, with_core
 from stam.learning.optimisation import choose_device
 from stam.learning.progress import duration
 from stam.learning.runs import RunFolder
@@ -183,10 +183,13 @@ def fit_recipe(parsed: Arguments, options: list[str]) -> Fit:
         # features are followed where they are like the agent's, which the fit finds out
         training = dataclasses.replace(parsed.training, feature_weight=0.0)
         parsed = dataclasses.replace(parsed, training=training, start_from_teacher=False)
+    core, training = parsed.agent.core, parsed.training
     if not was_given(options, "--core"):
-        training = parsed.training
         core = "causal" if training.actor_objective == "gains" else default_core(training.device)
+    if was_given(options, "--actor") or was_given(options, "--actor-objective"):
         parsed = dataclasses.replace(parsed, agent=dataclasses.replace(parsed.agent, core=core))
+    else:
+        parsed = arguments_of(with_core(config_of(parsed), core), parsed)
     # whoever says how a teacher is trained wants one trained
     may_skip = not any(name.startswith("--teacher-training") for name in names_of(options))
     on_cpu, training = choose_device(parsed.training.device).type == "cpu", parsed.training

@@ -1,5 +1,6 @@
-"""A moving average of the weights during training, which generalises better than the latest ones."""
+"""Averages of weights, which generalise better than the weights themselves."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,34 @@ class MovingAverage(AveragedModel):
             torch._foreach_lerp_(list(averaged), list(latest), weight)
         else:
             torch._foreach_copy_(list(averaged), list(latest))
+
+
+class CoreSoup:
+    """Cores that were trained one after another from the same start, and the average of their weights.
+
+    Attributes:
+        start: The core as it was before.
+    """
+
+    def __init__(self, core: nn.Module) -> None:
+        self.start = copy.deepcopy(core)
+        self._average = AveragedModel(core)
+
+    def add(self, core: nn.Module) -> None:
+        """Takes in one more core."""
+        self._average.update_parameters(core)
+
+    def put_into(self, core: nn.Module) -> None:
+        """Gives a core the average of all that were added."""
+        core.load_state_dict(self._average.module.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that changes."""
+        return self._average.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to a saved state."""
+        self._average.load_state_dict(state)
 
 
 def averaged_state(state: dict[str, Any]) -> dict[str, Any]:

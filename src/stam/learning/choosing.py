@@ -24,9 +24,7 @@ class _Pace:
 
     Attributes:
         epochs: Times each of 8,000 images is shown.
-        updates: Least number of updates, or with the paper's core of batches; they are made smaller for it.
-        largest_update: Images of an update at most.
-        updates_per_batch: Updates of a batch, unless they are small.
+        batches: Least number of batches; they are made smaller for it.
         rates: Learning rate at batch 600 where the images are unlike those the core was trained on, and where
             its features tell the classes apart as they are.
         hasty_rates: The same in little time.
@@ -35,12 +33,11 @@ class _Pace:
         critic_rate: The same of the critic.
         drop_path: Drop-path rate where each image is shown as often as it should be.
         crops_from: Smallest crop there, as a share of the image.
+        most_effort: More time than that for all epochs has not helped.
     """
 
     epochs: float
-    updates: int
-    largest_update: int
-    updates_per_batch: int
+    batches: int
     rates: tuple[float, float]
     hasty_rates: tuple[float, float]
     gentle_rates: tuple[float, float]
@@ -48,14 +45,13 @@ class _Pace:
     critic_rate: float
     drop_path: float
     crops_from: float
+    most_effort: float
 
 
 _PACES = {
     "reencoding": _Pace(
         epochs=62,
-        updates=180,
-        largest_update=600,
-        updates_per_batch=1,
+        batches=180,
         rates=(7e-5, 2e-5),
         hasty_rates=(7e-5, 2e-5),
         gentle_rates=(4e-5, 2.5e-5),
@@ -63,14 +59,12 @@ _PACES = {
         critic_rate=1e-3,
         drop_path=0.1,
         crops_from=0.2,
+        most_effort=2.0,
     ),
-    # all steps are learned from alike, and each image is shown four times as often; its actor
-    # learns from a batch three times where the other one does at every glimpse
+    # all steps are learned from alike, and each image is shown four times as often
     "causal": _Pace(
         epochs=240,
-        updates=1500,
-        largest_update=200,
-        updates_per_batch=3,
+        batches=2500,
         rates=(2e-4, 1.5e-4),
         hasty_rates=(4e-4, 2e-4),
         gentle_rates=(2e-4, 1.5e-4),
@@ -78,15 +72,18 @@ _PACES = {
         critic_rate=1.7e-3,
         drop_path=0.2,
         crops_from=0.15,
+        most_effort=3.0,
     ),
 }
 _FROM_NOTHING = 3e-4  # learning rate of a core that starts at random
+_ACTOR_EPOCHS = 1 / 6  # in which the actor learns alone from gains, as a share of those of a core
+_GAINS_RATE = 5e-4  # of an actor that learns from gains: all its updates are by as many scenes
 
 _FULL_SIZE = 8000  # images; of more, each is shown less often
 _LEAST_EPISODES = 36_000
 _OFTEN = 1.2  # times the usual number of epochs, from where on images are learned by heart
 _SMALLEST_BATCH = 32  # smaller ones take longer for each image
-_RATED_BATCH = 600  # images of the batch that learning rates are given for
+_RATED_BATCH = 600  # images of the largest batch, which learning rates are given for
 _TEACHER_EPOCHS, _TEACHER_UPDATES, _TEACHER_BATCH = 20, 500, 256
 _TEACHER_RATES = 5e-4, 4e-5  # at that batch, as those of a pace
 _PROBE_RATE = 1e-2  # of a classifier whose features stay
@@ -94,7 +91,6 @@ _MOST_FITTED = 20_000  # images that a linear classifier is fitted to
 _LEAST_PASSES = 1.5  # over the images; in less time features do not become better than they were
 _AVERAGED = 0.18  # of the batches
 _WELL_KNOWN, _UNKNOWN = 0.94, 0.85  # accuracy of a linear classifier on the features a core starts with
-MOST_EFFORT = 2.0  # more time than that for all epochs has not helped
 
 
 @dataclass(frozen=True)
@@ -122,16 +118,22 @@ def choose(
     Args:
         config: The recipe; what is not chosen here stays as it says.
         survey: What the images are like.
-        effort: Time of the training: 1 as long as it pays, less where time is short, up to `MOST_EFFORT`.
+        effort: Time of the training: 1 as long as it pays, less where time is short, up to `most_effort`.
         teacher_effort: The same for the teacher, at most 1.
         feature_weight: Weight of following the teacher's features, 0 where that has none of this width.
     """
-    pace, whole = _PACES[config.agent.core], effort > 0.5
-    shown_share = effort if whole else effort * _cost_of_short_episodes(config)
-    batch, updates, epochs, share = _amount(survey.num_images, config.agent.core, shown_share)
-    num_batches = Plan(survey.num_images, epochs, batch, share, seed=0).num_batches()
-    often = effort * episodes(survey.num_images, config.agent.core) / survey.num_images > _OFTEN * pace.epochs
-    scale = _scale(batch // updates)
+    pace = _PACES[config.agent.core]
+    uses_gains = config.training.actor_objective == "gains" and config.agent.has_actor
+    cores, alone = (max(1, round(effort)), _ACTOR_EPOCHS) if uses_gains else (1, 0.0)
+    each = effort / cores
+    whole = each > 0.5
+    shown_share = each if whole else each * _cost_of_short_episodes(config)
+    batch, core_epochs, share = _amount(survey.num_images, config.agent.core, shown_share)
+    epochs = max(1, round((cores + alone) * core_epochs))
+    num_batches = Plan(survey.num_images, core_epochs, batch, share, seed=0).num_batches()
+    shown = each * episodes(survey.num_images, config.agent.core) / survey.num_images
+    often = shown > _OFTEN * pace.epochs
+    scale = _scale(batch)
     known, why_rate = _known(survey), _why_rate(config, survey)
     if config.init == NOTHING:
         base_lr = _FROM_NOTHING * scale
@@ -144,9 +146,10 @@ def choose(
         epochs=epochs,
         epoch_share=share,
         batch_size=batch,
-        updates_per_batch=updates,
+        core_fraction=cores / (cores + alone) if uses_gains else 0.0,
+        num_cores=cores,
         base_lr=base_lr,
-        actor_lr=pace.actor_rate * scale,
+        actor_lr=_GAINS_RATE * 512 / batch if uses_gains else pace.actor_rate * scale,
         critic_lr=pace.critic_rate * scale,
         tau_epochs=max(1, epochs // 2),
         ema_batches=max(2, round(_AVERAGED * num_batches)),
@@ -169,11 +172,10 @@ def choose(
         teacher_training=dataclasses.replace(config.teacher_training, **teacher),
         start_from_teacher=feature_weight > 0,
     )
-    shown = f"{epochs} epoch{'' if epochs == 1 else 's'}"
-    shown += "" if share == 1 else f" of {100 * share:.2g}% of the images"
-    in_parts = f" in {updates} updates" if updates > 1 else ""
+    length = f"{epochs} epoch{'' if epochs == 1 else 's'}"
+    length += "" if share == 1 else f" of {100 * share:.2g}% of the images"
     reasons = [
-        f"{shown}, batch {batch}{in_parts}: for {survey.num_images:,} images" + _why_effort(effort, often),
+        f"{length}, batch {batch}: for {survey.num_images:,} images" + _why_effort(effort, often),
         f"learning rate {training.base_lr:.1e}: {why_rate}",
         _why_flips(survey),
     ]
@@ -187,6 +189,11 @@ def choose(
     elif feature_weight == 0:
         reasons.append("the teacher's features are not followed: they are not as wide as the agent's")
     return Choice(chosen, tuple(reasons))
+
+
+def most_effort(core: str) -> float:
+    """Returns the most effort with which a core has become better; a causal one is trained several times."""
+    return _PACES[core].most_effort
 
 
 def episodes(num_images: int, core: str) -> int:
@@ -207,22 +214,18 @@ def _cost_of_short_episodes(config: RunConfig) -> float:
     return glimpses_of_batch(config.training, core) / glimpses_of_batch(without, core)
 
 
-def _amount(num_images: int, core: str, times: float) -> tuple[int, int, int, float]:
-    """Returns batch, updates of a batch, epochs, and the share of the images an epoch shows.
+def _amount(num_images: int, core: str, times: float) -> tuple[int, int, float]:
+    """Returns batch, epochs, and the share of the images an epoch shows.
 
     Args:
         num_images: Images of the training part.
         core: Kind of core.
         times: Times that the best number of episodes is shown.
     """
-    total, pace = episodes(num_images, core) * times, _PACES[core]
-    wanted = max(_SMALLEST_BATCH, total / pace.updates)
-    update = _round_down(min(pace.largest_update, wanted, num_images / 2))
-    # a GPU looks through a few hundred images in little more time than through one; a CPU has small updates
-    fits = update > 2 * _SMALLEST_BATCH and update * pace.updates_per_batch <= num_images / 2
-    updates = pace.updates_per_batch if fits else 1
-    batch = update * updates
-    return batch, updates, *_epochs_and_share(total, num_images, batch, least_epochs=40)
+    total = episodes(num_images, core) * times
+    wanted = max(_SMALLEST_BATCH, total / _PACES[core].batches)
+    batch = _round_down(min(_RATED_BATCH, wanted, num_images / 2))
+    return batch, *_epochs_and_share(total, num_images, batch, least_epochs=40)
 
 
 def _epochs_and_share(total: float, num_images: int, batch: int, least_epochs: int) -> tuple[int, float]:

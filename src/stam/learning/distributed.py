@@ -1,8 +1,7 @@
 """Training with several processes: who am I, what is mine, and means over all of them.
 
 Processes share batches, and draw the same random numbers, each using those of its own samples: what is
-learned does not depend on how many there are, but for a batch that is learned from in several updates, whose
-parts are then made of other images. Without them nothing here does anything.
+learned does not depend on how many there are. With one process nothing here does anything.
 """
 
 import os

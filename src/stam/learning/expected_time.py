@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -60,22 +61,35 @@ class Speed:
     """What was measured.
 
     Attributes:
-        agent: Training the agent.
+        agent: Training the agent: all of it, or in a training in stages its core alone.
         teacher: Fine-tuning its teacher; `None` where one is given.
         look: Seconds of looking at a validation image.
         glimpses: How many glimpses each batch learned from when the agent was timed (`glimpses_of_batch`).
+        actor: Training the actor alone, where a stage is for that.
     """
 
     agent: Cost
     teacher: Cost | None
     look: float
     glimpses: int
+    actor: Cost | None = None
 
     def of_agent(self, config: RunConfig, num_train: int) -> float:
         """Returns the seconds of all batches of a training, which may have other episodes than were timed."""
-        share = glimpses_of_batch(config.training, config.agent.core) / self.glimpses
-        cost = Cost(self.agent.first, share * self.agent.batch, share * self.agent.image)
-        return cost.of(training_plan(num_train, config).num_batches(), config.training.batch_size)
+        first = sum(cost.first for cost in (self.agent, self.actor) if cost is not None)
+        return first + self.of_epochs(config, num_train, 0)
+
+    def of_epochs(self, config: RunConfig, num_train: int, done: int) -> float:
+        """Returns the seconds of the epochs that are not done, but for what only the first batches take."""
+        training = config.training
+        share = glimpses_of_batch(training, config.agent.core) / self.glimpses
+        batches_of_epoch = training_plan(num_train, config).num_batches() / training.epochs
+        found = 0.0
+        for stage in training.stages:
+            cost = self.actor if self.actor is not None and stage.learns == "actor" else self.agent
+            num_batches = batches_of_epoch * max(0, stage.end - max(done, stage.begin))
+            found += share * num_batches * (cost.batch + training.batch_size * cost.image)
+        return found
 
 
 @dataclass(frozen=True)
@@ -114,17 +128,28 @@ def measure(
         record = {"labels": list(train.classes)}
         data, how = config.data, config.teacher_training
         learner = TeacherLearner(how, data, agent.config, copy.deepcopy(model), record, val)
-        cost_of_teacher = _time(learner.train_batch, config, train, how.batch_size, learner.device)
+        learn = partial(learner.train_batch, _PLACE)
+        cost_of_teacher = _time(learn, config, train, how.batch_size, learner.device)
         teacher = Teacher(learner.model, len(train.classes))
     assert teacher is not None
     student = AgentLearner(config, copy.deepcopy(agent), copy.deepcopy(teacher), val)
-    cost = _time(student.train_batch, config, train, config.training.batch_size, student.device)
+    costs = {
+        stage.learns: _time(
+            partial(student.train_batch, Place(stage.begin, 0, last_of_epoch=False)),
+            config,
+            train,
+            config.training.batch_size,
+            student.device,
+        )
+        for stage in {stage.learns: stage for stage in config.training.stages}.values()
+    }
     look = _time_look(student.agent, config, val)
     del student, teacher
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return Speed(cost, cost_of_teacher, look, glimpses_of_batch(config.training, config.agent.core))
+    (whole, *actor), glimpses = costs.values(), glimpses_of_batch(config.training, config.agent.core)
+    return Speed(whole, cost_of_teacher, look, glimpses, *actor)
 
 
 def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int) -> ExpectedTime:
@@ -163,7 +188,7 @@ def _validations(epochs: int, every: int) -> int:
 
 
 def _time(
-    learn: Callable[[Place, RawBatch], None],
+    learn: Callable[[RawBatch], None],
     config: RunConfig,
     scenes: Scenes,
     batch_size: int,
@@ -184,11 +209,11 @@ def _time(
         return next(iter(loader)), (time.perf_counter() - began) / count
 
     def timed(batch: RawBatch) -> float:
-        return seconds(lambda: learn(_PLACE, batch), device)
+        return seconds(lambda: learn(batch), device)
 
     def learn_in_a_row(batch: RawBatch) -> None:
         for _ in range(_IN_A_ROW):
-            learn(_PLACE, batch)
+            learn(batch)
 
     workers = num_workers(config.data)
     if device.type == "cuda":

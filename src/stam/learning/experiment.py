@@ -280,12 +280,6 @@ def with_fitting_batches(config: RunConfig, num_scenes: int) -> RunConfig:
     """Returns the configuration with batches that the scenes can fill, those of a teacher of its own too."""
     training, teacher = config.training, config.teacher_training
     batch = fitting_batch(num_scenes, training.batch_size, "--batch-size")
-    each, updates = batch // distributed.world_size(), training.updates_per_batch
-    require(
-        updates <= each,
-        f"updates_per_batch {updates} is more than the {each} images of a batch"
-        f"{' in each process' if distributed.is_distributed() else ''}: pass a smaller --updates-per-batch",
-    )
     training = dataclasses.replace(training, batch_size=batch)
     if config.teacher is None:
         batch = fitting_batch(num_scenes, teacher.batch_size, "--teacher-training.batch-size")

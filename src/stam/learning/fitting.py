@@ -12,7 +12,7 @@ import torch
 from stam.data import Scenes, Splits
 from stam.errors import StamError, WeightsError
 from stam.learning import distributed
-from stam.learning.choosing import MOST_EFFORT, Choice, choose
+from stam.learning.choosing import Choice, choose, most_effort
 from stam.learning.expected_time import ExpectedTime, Speed, expected_time, measure, num_looks
 from stam.learning.experiment import open_data, with_classes, with_images_kept
 from stam.learning.finetuning import build_student
@@ -68,19 +68,20 @@ class Fit:
         deadline = self.deadline
         if deadline is None or config.training.epochs != self.choice.config.training.epochs:
             return None
-        training = config.training
-        num_val = len(self.splits.val)
-        an_epoch = self.speed.of_agent(config, len(self.splits.train)) / training.epochs
+        num_train, num_val = len(self.splits.train), len(self.splits.val)
+
+        def expected_of(epochs: int, done: int) -> float:
+            changed = dataclasses.replace(config, training=config.training.with_epochs(epochs))
+            looks = num_looks(config, epochs, num_val, done)
+            return self.speed.of_epochs(changed, num_train, done) + looks * self.speed.look
 
         def fitting_epochs(done: int, seconds: float) -> int:
             left = deadline - time.monotonic()
-
-            def needed(epochs: int) -> float:
-                looks = num_looks(config, epochs, num_val, done)
-                return (epochs - done) * seconds + looks * self.speed.look * seconds / an_epoch
-
+            an_epoch = self.speed.of_epochs(config, num_train, 0) - self.speed.of_epochs(config, num_train, 1)
+            slower = seconds / an_epoch
             possible = range(done + 1, self.most_epochs + 1)
-            return max((epochs for epochs in possible if needed(epochs) <= left), default=done + 1)
+            fitting = (epochs for epochs in possible if slower * expected_of(epochs, done) <= left)
+            return max(fitting, default=done + 1)
 
         return fitting_epochs
 
@@ -88,6 +89,19 @@ class Fit:
 def default_core(device: str) -> str:
     """Returns the core to train where none is named: the one of the paper, or on a CPU the one that can."""
     return "reencoding" if choose_device(device).type == "cuda" else "causal"
+
+
+def with_core(config: RunConfig, core: str) -> RunConfig:
+    """Returns a recipe with a core and the actor that goes with it.
+
+    With a causal core one more glimpse costs little, so all locations can be tried: the actor learns from
+    what each is worth, and rates all of them at once.
+    """
+    agent, training = dataclasses.replace(config.agent, core=core), config.training
+    if core == "causal" and agent.has_actor:
+        agent = dataclasses.replace(agent, actor="joint")
+        training = dataclasses.replace(training, actor_objective="gains")
+    return dataclasses.replace(config, agent=agent, training=training)
 
 
 def fit(config: RunConfig, minutes: float | None = None, may_skip_teacher: bool = True) -> Fit:
@@ -148,7 +162,7 @@ def fit(config: RunConfig, minutes: float | None = None, may_skip_teacher: bool 
                 f"{(shortest + spent) / 60:.1f} minutes on this machine, and it learns next to nothing; "
                 f"give it --minutes {enough_minutes} or more"
             )
-        most = MOST_EFFORT if given else 1.0
+        most = most_effort(config.agent.core) if given else 1.0
         # the agent starts from the teacher, whose images cost less: it comes first where time is short
         teacher_effort = _largest(lambda e: expected(_LEAST_EFFORT, e).teacher, _FOR_THE_TEACHER * left, 1.0)
         effort = _largest(lambda e: expected(e, teacher_effort).total, left, most)

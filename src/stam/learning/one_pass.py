@@ -43,11 +43,6 @@ class Path:
     memory: Any = None
     states: Float[Tensor, "batch decisions features"] | None = None
 
-    def part(self, rows: slice) -> "Path":
-        """Returns the path of some samples, to learn from: without what the agent remembered."""
-        seen = None if self.seen is None else self.seen[:, rows].contiguous()
-        return Path(self.locations[rows], self.num_steps, seen)
-
 
 @torch.no_grad()
 def explore(

@@ -46,6 +46,14 @@ def restore_optimiser(
         group["lr"], group["capturable"] = rates[group["part"]], _on_gpu(rates)
 
 
+@torch.no_grad()
+def start_over(optimiser: torch.optim.Optimizer) -> None:
+    """Makes an optimiser forget the gradients of the past, in place: a CUDA graph may hold its state."""
+    for state in optimiser.state.values():
+        for value in state.values():
+            value.zero_()
+
+
 def gradients(optimiser: torch.optim.Optimizer) -> list[Tensor]:
     """Returns the gradients an optimiser is about to use."""
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from sys import stderr
 from typing import Any, cast
@@ -28,7 +27,8 @@ from stam.fast.cuda_graph import GraphedFunction, Pipeline
 from stam.fast.cuda_policy import FusedSampledPolicy
 from stam.fast.known import unknown_part
 from stam.learning import distributed, one_pass
-from stam.learning.averaging import MovingAverage, averaged_state
+from stam.learning.averaging import CoreSoup, MovingAverage, averaged_state
+from stam.learning.exploration import noisy_orders
 from stam.learning.gains import SHARPNESS, Gains, Replay, SoftmaxPolicy, actor_loss, try_locations
 from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, only_one, restore, run_loop
 from stam.learning.objective import Objective, ValueNormaliser
@@ -39,6 +39,7 @@ from stam.learning.optimisation import (
     is_half,
     make_optimiser,
     restore_optimiser,
+    start_over,
 )
 from stam.learning.runs import RunFolder
 from stam.learning.validation import budgets, compare_policies, policies_to_try
@@ -47,7 +48,7 @@ from stam.model.core import OnePassCore
 from stam.model.episode import rollout, sense_images
 from stam.model.policy import Policy, SampledPolicy, random_locations
 from stam.model.teacher import Teacher, TeacherOutput, require_features
-from stam.settings import RunConfig, TrainingConfig
+from stam.settings import RunConfig, Stage, TrainingConfig
 from stam.weights import save_agent
 
 _TIMED_EPOCHS = 3
@@ -138,12 +139,6 @@ def glimpses_of_batch(training: TrainingConfig, core: str) -> int:
     return sum(length * (length + 1) // 2 for length in lengths)
 
 
-def parts_of(num_images: int, count: int) -> list[slice]:
-    """Returns the parts of a batch, as equal as they can be."""
-    ends = [num_images * number // count for number in range(count + 1)]
-    return [slice(*each) for each in pairwise(ends)]
-
-
 class AgentLearner(Learner):
     """An agent being trained, with its critic, value statistics and optimiser.
 
@@ -156,16 +151,18 @@ class AgentLearner(Learner):
         self.config, self.settings, self.val_scenes = config, settings, val_scenes
         self.device = choose_device(settings.device)
         self.agent, self.teacher = agent.to(self.device).train(), teacher.to(self.device)
-        agent.config = replace(agent.config, sharpness=SHARPNESS if self.learns_gains else None)
+        uses_gains = settings.actor_objective == "gains" and agent.actor is not None
+        agent.config = replace(agent.config, sharpness=SHARPNESS if uses_gains else None)
         require_features(teacher, agent.config.width, settings.feature_weight)
         groups = {"core": agent.core.named_parameters()}
         if agent.actor is not None:
             groups["actor"] = agent.actor.named_parameters()
-        if agent.actor is not None and not self.learns_gains:
+        if agent.actor is not None and not uses_gains:
             groups["critic"] = agent.add_critic().named_parameters()
         self.rates = {name: torch.zeros((), device=self.device) for name in groups}
         self.optimiser = make_optimiser(groups, settings.weight_decay, self.rates)
         self.averaged = MovingAverage(agent, settings.ema_batches) if settings.ema_batches > 1 else None
+        self.soup = CoreSoup(agent.core) if settings.num_cores > 1 else None
         self.objective = Objective(settings.num_glimpses, settings.consistency, settings.feature_weight)
         self.values = ValueNormaliser(settings.num_glimpses).to(self.device)
         self.augment, self.augment_large = (
@@ -196,6 +193,7 @@ class AgentLearner(Learner):
         self.bf16_weights = Bf16Weights(self.agent) if is_half(self.device, self.settings.precision) else None
         self.pipeline = Pipeline(self.device)
         self.use_cuda_graph = fast and distributed.can_be_captured()
+        self._stage: Stage | None = None  # that of the latest batch
         self._graphed: GraphedFunction | None = None
 
     def train_batch(self, place: Place, raw: RawBatch) -> None:
@@ -219,6 +217,7 @@ class AgentLearner(Learner):
         key = random_key("batch", self.settings.seed, place.epoch, place.batch)
         self.generator.manual_seed(key >> 1)  # a seed has 63 bits
         first = random_locations(self.agent.grid, len(images), self.device, self.random)
+        self._enter(place)
         run_batch = partial(self.run_batch, self.policy())
         if self.use_cuda_graph:
             self._graphed = self._graphed or GraphedFunction(run_batch, self.generator, announced=True)
@@ -227,6 +226,33 @@ class AgentLearner(Learner):
             run_batch(images, labels, first)
         if self.averaged is not None:
             self.averaged.update_parameters(self.agent)
+
+    def _enter(self, place: Place) -> None:
+        """Makes ready for the stage of the training that a batch belongs to."""
+        stage = self.settings.stage(place.epoch)
+        if stage == self._stage:
+            return
+        if stage.learns != self.learning:
+            self._graphed = None  # another function
+        self._stage = stage
+        if (place.epoch, place.batch) != (stage.begin, 0) or stage.begin == 0:
+            return  # the training begins, or goes on where it was interrupted
+        is_another_core = self.soup is not None and stage.learns == "core"
+        core = cast(CoreSoup, self.soup).start if is_another_core else self.agent_to_use.core
+        self.agent.core.load_state_dict(core.state_dict())
+        start_over(self.optimiser)
+        if self.averaged is not None:
+            self.averaged.n_averaged.zero_()
+
+    def _leave(self, epoch: int) -> None:
+        """Adds a core that has learned alone to the soup, if its last epoch is over."""
+        stage = self.settings.stage(epoch)
+        if self.soup is None or stage.learns != "core" or epoch + 1 < stage.end:
+            return
+        core = self.agent_to_use.core
+        self.soup.add(core)
+        if stage == [each for each in self.settings.stages if each.learns == "core"][-1]:
+            self.soup.put_into(core)
 
     def run_batch(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
         """Shows a batch to the teacher, then glimpse by glimpse to the agent, and updates it.
@@ -258,12 +284,12 @@ class AgentLearner(Learner):
     ) -> list[dict[str, Tensor]]:
         """Updates the agent by the mean loss of all steps of all episodes; returns the parts of each loss.
 
-        The episodes are those of `update_at_each_glimpse`. They are looked through once; then the batch is
-        learned from in as many parts as the settings say, with an update for each.
+        The episodes are those of `update_at_each_glimpse`. While the actor learns alone there is only the
+        whole one, and nothing but the actor is updated.
         """
-        settings, whole = self.settings, self.settings.num_glimpses
+        settings, whole, gains = self.settings, self.settings.num_glimpses, None
         episodes = [(1, first_location, whole)]
-        if settings.short_episodes > 0:
+        if settings.short_episodes > 0 and self.learning != "actor":
             count = settings.short_episodes
             other = random_locations(self.agent.grid, count * len(images), self.device, self.random)
             episodes.insert(0, (count, other, self.num_short_glimpses))
@@ -271,18 +297,20 @@ class AgentLearner(Learner):
         # two contexts: autocast keeps weights that were rounded without gradient
         with self._half_precision(), evaluating(self.agent if self.learns_gains else self.agent.core):
             for copies, first, count in episodes:
-                scenes = images.repeat_interleave(copies, 0) if copies > 1 else images
-                path = one_pass.explore(self.looker, scenes, first, policy, self.random, count, whole)
+                if self.learning == "core":
+                    locations = noisy_orders(self.agent.grid, first, count, self.random)
+                    path = one_pass.Path(locations, count, None)
+                else:
+                    scenes = images.repeat_interleave(copies, 0) if copies > 1 else images
+                    path = one_pass.explore(self.looker, scenes, first, policy, self.random, count, whole)
                 paths.append((copies, path))
-                self.on_progress(len(paths) / (3 * len(episodes)))  # the gradient takes the other thirds
-            gains = None
+                self.on_progress(len(paths) / (3 * len(episodes)))  # the rest takes the other thirds
             if self.learns_gains:
                 gains = try_locations(self.looker, images, path, labels, taught.log_q, self.random)
         logged = []
-        for rows in parts_of(len(images), settings.updates_per_batch):
+        if self.learning != "actor":
             with self._half_precision():
-                part = [(n, path.part(slice(n * rows.start, n * rows.stop))) for n, path in paths]
-                total, parts = self._path_losses(policy, images[rows], labels[rows], taught.part(rows), part)
+                total, parts = self._path_losses(policy, images, labels, taught, paths)
             self._update(total)
             logged.append({name: part.detach().mean() for name, part in parts.items()})
         return logged if gains is None else [*logged, *self._improve_actor(gains)]
@@ -317,9 +345,15 @@ class AgentLearner(Learner):
         return total, parts
 
     @property
+    def learning(self) -> str:
+        """What learns in this stage: `both` core and actor, the `core` or the `actor`."""
+        return (self._stage or self.settings.stages[0]).learns
+
+    @property
     def learns_gains(self) -> bool:
         """Whether the actor learns from what every location is worth."""
-        return self.settings.actor_objective == "gains" and self.agent.actor is not None
+        uses_gains = self.settings.actor_objective == "gains" and self.agent.actor is not None
+        return uses_gains and self.learning != "core"
 
     def _improve_actor(self, gains: Gains) -> list[dict[str, Tensor]]:
         """Updates the actor by what was tried in this and the last batches; returns each loss."""
@@ -390,7 +424,7 @@ class AgentLearner(Learner):
         """Returns the policy to train with: sampled if it is learned, otherwise the agent's fixed one."""
         if self.looker.actor is None:
             return self.looker.policy()
-        if self.learns_gains:
+        if self.settings.actor_objective == "gains":
             return SoftmaxPolicy(self.looker.actor)
         sampled = FusedSampledPolicy if isinstance(self.looker, cuda.FusedLooker) else SampledPolicy
         return sampled(self.looker.actor, self.tau)
@@ -419,6 +453,7 @@ class AgentLearner(Learner):
         settings = self.settings
         metrics: dict[str, Any] = {"tau": settings.tau(epoch)}
         metrics |= {f"lr/{part}": rate for part, rate in self.learning_rates(epoch).items()}
+        self._leave(epoch)
         means = self.meter.means()
         metrics |= {name if name == "reward" else f"loss/{name}": mean for name, mean in means.items()}
         if self.validates_after(epoch, settings.validate_every, settings.epochs):
@@ -451,7 +486,8 @@ class AgentLearner(Learner):
             "policy": self.agent_to_use.config.policy,
             "replay": self.replay.kept,
         }
-        return state if self.averaged is None else state | {"averaged": self.averaged.state_dict()}
+        kept = {"averaged": self.averaged, "soup": self.soup}
+        return state | {name: each.state_dict() for name, each in kept.items() if each is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes back to a saved state."""
@@ -463,6 +499,8 @@ class AgentLearner(Learner):
         self.replay.kept = {rows: tuple(part.to(self.device) for part in kept[rows]) for rows in kept}
         if self.averaged is not None:
             self.averaged.load_state_dict(averaged_state(state))
+        if self.soup is not None:
+            self.soup.load_state_dict(state["soup"])
         agent = self.agent_to_use
         agent.config = replace(agent.config, policy=state.get("policy", agent.config.policy))
 
@@ -471,8 +509,9 @@ class AgentLearner(Learner):
         save_agent(self.agent_to_use, folder, own=True)
 
     def progress(self, metrics: dict[str, Any]) -> dict[str, str]:
-        """Returns the loss, and the accuracy at a few budgets."""
-        shown = {"loss": f"{metrics['loss/supervised']:.3f}"}
+        """Returns the loss (the actor's, where it learns alone), and the accuracy at a few budgets."""
+        loss = metrics.get("loss/supervised", metrics.get("loss/actor"))
+        shown = {"loss": f"{loss:.3f}"}
         accuracy = {key.split("@")[1]: value for key, value in metrics.items() if "accuracy@" in key}
         few = {1, len(accuracy) // 2, len(accuracy) - 1}
         chosen = [count for index, count in enumerate(accuracy) if index in few]

@@ -24,10 +24,6 @@ class TeacherOutput:
     log_q: Float[Tensor, "batch classes"]
     features: Float[Tensor, "batch readout width"] | None = None
 
-    def part(self, rows: slice) -> "TeacherOutput":
-        """Returns what it says of some images."""
-        return TeacherOutput(self.log_q[rows], None if self.features is None else self.features[rows])
-
     def repeated(self, times: int) -> "TeacherOutput":
         """Returns what it says of each image so many times, one image after the other."""
         features = None if self.features is None else self.features.repeat_interleave(times, 0)
