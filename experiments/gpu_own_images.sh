@@ -3,7 +3,8 @@
 #
 #   DATA=data RUNS=runs RESULTS=results sh experiments/gpu_own_images.sh PART...
 #
-# PART is one of: early-exit, trials, imagenette, aid-causal, imagenette-causal, aid-gains, imagenette-gains.
+# PART is one of: early-exit, trials, imagenette, aid-causal, imagenette-causal, aid-actor-critic,
+# imagenette-actor-critic (the last two with the causal core too).
 # Parts that are timed should be alone on the GPU: all but trials.
 #
 # DATA holds the folders aid and imagenette (train/CLASS/*, val/CLASS/*) and deit_tiny.safetensors (an
@@ -15,7 +16,6 @@ root=$(dirname "$0")/..
 python=${PYTHON:-python3}
 DATA=${DATA:-data} RUNS=${RUNS:-runs} RESULTS=${RESULTS:-results} MINUTES=${MINUTES:-4}
 TRIALS=${TRIALS:-$root/experiments/results/subset-trials.json} PROCESSES=${PROCESSES:-4}
-GAINS='{"agent": {"actor": "joint"}, "training": {"actor_objective": "gains", "actor_lr": 5e-3}}'
 export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 OPENBLAS_NUM_THREADS=1
 mkdir -p "$RUNS" "$RESULTS"
 
@@ -45,7 +45,9 @@ for part in "$@"; do
     imagenette) own_images imagenette imagenette ;;
     aid-causal) own_images aid-causal aid --core causal --minutes "$MINUTES" ;;
     imagenette-causal) own_images imagenette-causal imagenette --core causal --minutes "$MINUTES" ;;
-    aid-gains | imagenette-gains) own_images "$part" "${part%-gains}" --core causal --minutes "$MINUTES" --set "$GAINS" ;;
+    aid-actor-critic | imagenette-actor-critic)
+        own_images "$part" "${part%-actor-critic}" --core causal --minutes "$MINUTES" --actor-objective actor-critic
+        ;;
     *)
         echo "unknown part '$part'" >&2
         exit 2

@@ -6,7 +6,7 @@
 Settings are chosen by the images and the machine, a teacher is fine-tuned first. Accuracy is on the
 validation images, which choose nothing here: the weights after the last update are evaluated.
 
-`--set '{"training": {"actor_objective": "gains"}}'` overrides what was chosen. `--policies learned learned:8`
+`--set '{"training": {"core_fraction": 0.6}}'` overrides what was chosen. `--policies learned learned:8`
 evaluates the agent with each; the row of the first names the run.
 """
 
@@ -56,6 +56,9 @@ def main() -> None:
     parser.add_argument("--init", default="none", help="a DeiT's weights")
     parser.add_argument("--recipe", default="tiny")
     parser.add_argument("--core", help="reencoding or causal; by default what `stam train` takes")
+    parser.add_argument(
+        "--actor-objective", help="actor-critic or gains; by default what `stam train` takes with the core"
+    )
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int, default=12)
@@ -73,6 +76,14 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="results of experiments")
     given = parser.parse_args()
     config = with_core(get_recipe(given.recipe), given.core or default_core(given.device))
+    if given.actor_objective is not None and given.actor_objective != config.training.actor_objective:
+        config = with_changes(
+            config,
+            {
+                "agent": {"actor": "joint" if given.actor_objective == "gains" else "pairwise"},
+                "training": {"actor_objective": given.actor_objective},
+            },
+        )
     image_size, most, _ = GLIMPSE_SIZES[given.glimpse_size]
     given.glimpses = given.glimpses or most
     agent_config = dataclasses.replace(config.agent, image_size=image_size, glimpse_size=given.glimpse_size)

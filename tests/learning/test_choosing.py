@@ -20,6 +20,7 @@ from stam.learning import expected_time as expecting
 from stam.learning.choosing import Choice, choose, most_effort
 from stam.learning.expected_time import Cost, Speed, expected_time
 from stam.learning.experiment import fitting_batch
+from stam.learning.finetuning import TeacherLearner
 from stam.learning.fitting import fit, with_core, with_fast_precision
 from stam.learning.linear import fit_linear
 from stam.learning.loop import Plan
@@ -245,7 +246,7 @@ def test_slow_batches_are_timed_once(small, monkeypatch, taken, batches):
 
     monkeypatch.setattr(expecting, "seconds", seconds)
     scenes = open_scenes(small.data.path).train
-    cost = expecting._time(lambda place, batch: None, small, scenes, 12, torch.device("cpu"))
+    cost = expecting._time(lambda batch: None, small, scenes, 12, torch.device("cpu"))
     assert len(learned) == batches and cost.image > 0
 
 
@@ -260,6 +261,24 @@ def test_the_speed_is_measured(small):
     assert fitted.speed.teacher is not None
     assert fitted.expected(fitted.choice.config).teacher > 0
     assert fitted.choice.config.start_from_teacher and len(fitted.splits.train.classes) == 3
+
+
+def test_a_teacher_is_timed_while_all_of_it_learns(small, monkeypatch):
+    """Also where only its classifier will: expected times take a share of the whole then."""
+    timed = []
+
+    def noting(how, *rest):
+        learner = TeacherLearner(how, *rest)
+        timed.append(
+            {name for name, parameter in learner.model.named_parameters() if parameter.requires_grad}
+        )
+        return learner
+
+    monkeypatch.setattr(expecting, "TeacherLearner", noting)
+    monkeypatch.setattr(fitting, "look_at", lambda *_: survey(18, separable=0.99))
+    fitted = fit(small, 0.5)
+    assert fitted.choice.config.teacher_training.base_lr == 0
+    assert timed and all(any(name.startswith("blocks") for name in names) for names in timed)
 
 
 def test_a_given_teacher_costs_nothing(small):
