@@ -167,9 +167,14 @@ class Stage:
     begin: int
     end: int
 
+    @property
+    def num_epochs(self) -> int:
+        """How many epochs it has."""
+        return self.end - self.begin
+
     def progress(self, epoch: int) -> float:
         """Returns how much of the stage is over when an epoch begins, from 0 to 1."""
-        return (epoch - self.begin) / (self.end - self.begin)
+        return (epoch - self.begin) / self.num_epochs
 
 
 @dataclass(frozen=True)
@@ -193,22 +198,24 @@ class TrainingConfig:
             of each episode: all are tried. That needs a causal core.
         actor_steps: With `gains`, updates of the actor after each batch, each from 256 scenes of the last 32
             batches.
-        core_fraction: Fraction of the epochs, the first ones, in which the core learns alone, by orders that
-            stray from centre-out. In the others the actor learns alone, with `gains`. That needs a causal
-            core. With 0 both learn together, as in the paper.
+        core_fraction: Fraction of the epochs, the first ones, in which the core learns alone, along the order
+            centre-out and noisy versions of it. In the others the actor learns alone, with `gains`. That
+            needs a causal core. With 0 both learn together, as in the paper.
         num_cores: How many cores learn in that part of the epochs, one after another from the same start. The
             average of their weights is used, which generalises better than any of them (a model soup).
         feature_weight: Weight of the distance (1 - cosine) between the agent's two features and the teacher's
             of the whole scene; 0 in the paper. For a core that starts as its teacher: it keeps what it knew.
         base_lr: Learning rate at batch 512 of everything but the critic; it scales with the batch.
         critic_lr: The same for the critic.
-        actor_lr: The same for the actor; none takes `base_lr`, as the paper does.
-        min_lr: Where the cosine ends.
+        actor_lr: The same for the actor; none takes `base_lr`, as the paper does. With `gains` an update is
+            by 256 scenes, whatever the batch.
+        min_lr: Where the cosine ends, in each stage of the training (`core_fraction`).
         weight_decay: AdamW's; one-dimensional parameters, such as biases, have none.
-        large_crop_fraction: Fraction of the epochs, the last ones, whose crops are at least
+        large_crop_fraction: Fraction of the epochs, the last ones of each stage, whose crops are at least
             `augment.large_crop`: small crops show things larger than they are in use. 0 in the paper.
         ema_batches: Batches over which the weights that are validated and saved are averaged (an exponential
-            moving average); 1 takes the latest weights, as the paper does.
+            moving average); 1 takes the latest weights, as the paper does. In a stage that is shorter than
+            the first there are as many fewer.
         tau_start: Inverse temperature of the policy in the first epoch; `gains` has none.
         tau_end: The same after `tau_epochs`.
         tau_epochs: Epochs over which it rises.
@@ -290,31 +297,27 @@ class TrainingConfig:
         for name in ("large_crop_fraction", "core_fraction"):
             fraction = getattr(self, name)
             require(0 <= fraction <= 1, f"{name} must be from 0 to 1, got {fraction}")
-        require(
-            self.num_cores == 1 or self.num_cores <= self._num_core_epochs,
-            f"num_cores {self.num_cores} needs as many epochs in which the core learns alone: pass a larger "
-            f"--core-fraction than {self.core_fraction:g}, or more --epochs than {self.epochs}",
-        )
         require(self.tau_start > 0 and self.tau_end > 0, "tau_start and tau_end must be above 0")
         require_choice("consistency", self.consistency, CONSISTENCY)
         require_choice("actor_objective", self.actor_objective, ACTOR_OBJECTIVES)
         require_choice("precision", self.precision, PRECISIONS)
 
     @property
-    def _num_core_epochs(self) -> int:
-        """Epochs in which the core learns alone; where the actor learns too, it has one at least."""
-        most = self.epochs if self.core_fraction == 1 else self.epochs - 1
-        return min(round(self.core_fraction * self.epochs), most)
+    def core_epochs(self) -> int:
+        """Epochs in which the core learns alone: of two epochs or more, one at least for each stage."""
+        if self.core_fraction in (0, 1):
+            return round(self.core_fraction) * self.epochs
+        return max(min(1, self.epochs - 1), min(round(self.core_fraction * self.epochs), self.epochs - 1))
 
     @property
     def stages(self) -> tuple["Stage", ...]:
         """The parts of the training, one after another."""
-        alone = self._num_core_epochs
-        if alone == 0:
+        core_epochs = self.core_epochs
+        if core_epochs == 0:
             return (Stage("both", 0, self.epochs),)
-        ends = [alone * number // self.num_cores for number in range(self.num_cores + 1)]
+        ends = [core_epochs * number // self.num_cores for number in range(self.num_cores + 1)]
         cores = tuple(Stage("core", begin, end) for begin, end in pairwise(ends))
-        return cores if alone == self.epochs else (*cores, Stage("actor", alone, self.epochs))
+        return cores if core_epochs == self.epochs else (*cores, Stage("actor", core_epochs, self.epochs))
 
     def stage(self, epoch: int) -> "Stage":
         """Returns the part of the training that an epoch belongs to."""
@@ -349,12 +352,29 @@ class TrainingConfig:
         one_core = dataclasses.replace(
             self, epochs=epochs, tau_epochs=tau_epochs, ema_batches=averaged, num_cores=1
         )
-        num_cores = max(1, min(self.num_cores, one_core._num_core_epochs))
+        num_cores = max(1, min(self.num_cores, one_core.core_epochs))
         return dataclasses.replace(one_core, num_cores=num_cores)
 
-    def learning_rate(self, base: float, epoch: int) -> float:
-        """Returns the learning rate of an epoch: scaled by the batch; in each stage a cosine to `min_lr`."""
-        return cosine(base * self.batch_size / 512, self.min_lr, self.stage(epoch).progress(epoch))
+    def extended(self, epochs: int) -> "TrainingConfig":
+        """Returns the settings of a training that goes on for more epochs: its last stage is longer."""
+        fraction = self.core_fraction if self.core_fraction == 1 else self.core_epochs / epochs
+        return dataclasses.replace(self, epochs=epochs, core_fraction=fraction)
+
+    def ema_batches_of(self, stage: "Stage") -> int:
+        """Returns over how many batches weights are averaged: in a short stage, as many fewer."""
+        first = self.stages[0]
+        return max(1, round(self.ema_batches * min(1.0, stage.num_epochs / first.num_epochs)))
+
+    def learning_rate(self, base: float, epoch: int, num_images: int | None = None) -> float:
+        """Returns the learning rate of an epoch: in each stage a cosine to `min_lr`.
+
+        Args:
+            base: The rate at 512 images an update, to whose number it is proportional.
+            epoch: The epoch.
+            num_images: Images of an update, by default a batch.
+        """
+        peak = base * (num_images or self.batch_size) / 512
+        return cosine(peak, self.min_lr, self.stage(epoch).progress(epoch))
 
 
 @dataclass(frozen=True)
@@ -497,21 +517,32 @@ class RunConfig:
             f"actor_objective gains needs a core that tries a glimpse cheaply: pass --core causal, not "
             f"{self.agent.core}, or --actor-objective actor-critic",
         )
-        alone = self.training.core_fraction
+        fraction = self.training.core_fraction
         require(
-            alone == 0 or self.agent.core == "causal",
-            f"core_fraction {alone:g} needs a core that reads all steps in one pass: pass --core causal, not "
-            f"{self.agent.core}",
+            fraction == 0 or self.agent.core == "causal",
+            f"core_fraction {fraction:g} needs a core that reads all steps in one pass: pass --core causal, "
+            f"not {self.agent.core}",
+        )
+        cores, epochs = self.training.num_cores, self.training.core_epochs
+        require(
+            cores == 1 or cores <= epochs,
+            f"num_cores {cores} needs as many epochs in which the core learns alone: pass a larger "
+            f"--core-fraction than {fraction:g}, or more --epochs than {self.training.epochs}",
         )
         require(
-            alone in (0, 1) or self.agent.has_actor,
-            f"core_fraction {alone:g} leaves epochs for an actor, and policy {self.agent.policy} has none: "
-            "pass --core-fraction 1 or 0",
+            fraction in (0, 1) or self.agent.has_actor,
+            f"core_fraction {fraction:g} leaves epochs for an actor, and policy {self.agent.policy} has "
+            "none: pass --core-fraction 1 or 0",
         )
         require(
-            alone in (0, 1) or self.training.actor_objective == "gains",
-            f"core_fraction {alone:g} leaves epochs in which the actor learns alone, by what locations are "
-            "worth: pass --actor-objective gains, or --core-fraction 0",
+            fraction < 1 or not self.agent.has_actor,
+            f"core_fraction 1 leaves no epoch for the actor of policy {self.agent.policy}: pass a smaller "
+            "--core-fraction, or a fixed order, as --policy centre-out",
+        )
+        require(
+            fraction in (0, 1) or self.training.actor_objective == "gains",
+            f"core_fraction {fraction:g} leaves epochs in which the actor learns alone, by what locations "
+            "are worth: pass --actor-objective gains, or --core-fraction 0",
         )
         require(
             self.training.actor_objective == "actor-critic" or self.training.num_glimpses >= 2,
@@ -531,3 +562,8 @@ class RunConfig:
             f"large_crop_fraction {self.training.large_crop_fraction} needs random crops: "
             "pass --augment.random-crop",
         )
+
+    @property
+    def uses_gains(self) -> bool:
+        """Whether the agent has an actor that learns from what every location is worth."""
+        return self.training.actor_objective == "gains" and self.agent.has_actor

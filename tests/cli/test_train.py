@@ -574,6 +574,62 @@ def test_own_images_are_fitted_and_explained(images, tmp_path, capsys, monkeypat
     assert "not empty" in fails(capsys, "train", images, "--out", tmp_path / "run", *fit_to)
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ((), ("causal", "joint", "gains", 1)),
+        (("--actor", "joint"), ("causal", "joint", "gains", 1)),
+        (("--actor-objective", "gains"), ("causal", "joint", "gains", 1)),
+        (("--actor", "pairwise"), ("causal", "pairwise", "gains", 1)),
+        (("--core-fraction", "0.5", "--num-cores", "2"), ("causal", "joint", "gains", 2)),
+        (("--core-fraction", "0"), ("causal", "joint", "gains", 0)),
+        (("--actor-objective", "actor-critic"), ("causal", "pairwise", "actor-critic", 0)),
+        (("--core", "reencoding"), ("reencoding", "pairwise", "actor-critic", 0)),
+    ],
+)
+def test_core_actor_and_stages_go_together(images, tmp_path, monkeypatch, given, wanted):
+    """Whatever of them is given; by default as on a CPU."""
+    speed = Speed(Cost(0, 0.2, 0.004), Cost(0, 0.1, 0.002), 0.0004, glimpses=12)
+    monkeypatch.setattr(fitting, "measure", lambda *given: speed)
+    few = ["--num-glimpses", "3", "--num-workers", "0", "--teacher-training.epochs", "1", "--epochs", "4"]
+    few += ["--init", "none", "--device", "cpu", "--actor-steps", "2", *AGENT]
+    run("train", images, "--out", tmp_path / "run", *few, *given)
+    config = RunFolder.open(tmp_path / "run").config()
+    num_cores = sum(stage.learns == "core" for stage in config.training.stages)
+    found = config.agent.core, config.agent.actor, config.training.actor_objective, num_cores
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (("--core-fraction", "0.5", "--core", "reencoding"), "pass --core causal, not reencoding"),
+        (("--core-fraction", "1"), "core_fraction 1 leaves no epoch for the actor"),
+        (("--core-fraction", "0.5", "--actor-objective", "actor-critic"), "pass --actor-objective gains"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused_before_the_fit(images, tmp_path, capsys, given, complaint):
+    few = ["--init", "none", "--device", "cpu", "--num-glimpses", "3", *AGENT]
+    said = fails(capsys, "train", images, "--out", tmp_path / "run", *few, *given)
+    assert complaint in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_training_in_stages_can_be_extended(images, tmp_path, capsys):
+    """Its actor learns longer, with the core as it is."""
+    out = tmp_path / "run"
+    stages = "--core causal --actor joint --actor-objective gains --core-fraction 0.67 --actor-steps 2"
+    run("train", "tiny", images, "--out", out, *TINY, *stages.split())
+    core = stam.load(out / "last").core.state_dict()
+    run("train", "--resume", "--out", out, "--epochs", "5")
+    assert "The last stage becomes longer" in capsys.readouterr().err
+    stages = RunFolder.open(out).config().training.stages
+    assert [(stage.learns, stage.end) for stage in stages] == [("core", 2), ("actor", 5)]
+    assert all(value.equal(core[name]) for name, value in stam.load(out / "last").core.state_dict().items())
+    learned = [{"loss/supervised", "loss/actor"} & set(line) for line in lines(out / "metrics.jsonl")]
+    assert learned == 2 * [{"loss/supervised"}] + 3 * [{"loss/actor"}]
+
+
 def test_a_number_of_epochs_stays_and_schedules_follow_it(images, tmp_path, capsys, monkeypatch):
     speed = Speed(Cost(0, 0.2, 0.004), Cost(0, 0.1, 0.002), 0.0004, glimpses=12)
     monkeypatch.setattr(fitting, "measure", lambda *given: speed)

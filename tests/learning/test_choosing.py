@@ -33,7 +33,7 @@ from stam.scene.pixels import normalise
 from stam.settings import AugmentConfig, DataConfig, RunConfig
 from stam.weights import save_agent
 
-MOST = most_effort("reencoding")
+MOST = most_effort(get_recipe("tiny"))
 
 
 def survey(num_images: int, upside_down: float = 0.9, separable: float = 0.6) -> Survey:
@@ -69,11 +69,8 @@ def test_cores_learn_one_after_another_before_the_actor(effort, num_cores):
 
 def test_an_actor_that_learns_from_gains_has_one_rate_whatever_the_batch():
     """Its updates are by as many scenes."""
-    rates = []
-    for effort in (0.01, 0.1, 1.0):
-        training = choose(causal(), survey(8000), effort).config.training
-        rates.append(training.actor_lr * training.batch_size)
-    assert rates == pytest.approx(rates[:1] * 3)
+    efforts = 0.01, 0.1, 1.0
+    assert len({choose(causal(), survey(8000), effort).config.training.actor_lr for effort in efforts}) == 1
 
 
 @pytest.mark.parametrize("core", ["reencoding", "causal"])
@@ -279,6 +276,26 @@ def test_a_teacher_is_timed_while_all_of_it_learns(small, monkeypatch):
     fitted = fit(small, 0.5)
     assert fitted.choice.config.teacher_training.base_lr == 0
     assert timed and all(any(name.startswith("blocks") for name in names) for names in timed)
+
+
+def test_each_stage_of_a_training_costs_what_was_measured_of_it(small):
+    """Short episodes are for the core alone."""
+    given = {"core_fraction": 0.75, "short_episodes": 3, "short_episode_glimpses": 2, "num_glimpses": 4}
+    given |= {"epochs": 8, "batch_size": 10, "epoch_share": 1.0, "actor_objective": "gains"}
+    config = dataclasses.replace(
+        small,
+        agent=dataclasses.replace(small.agent, core="causal"),
+        training=dataclasses.replace(small.training, **given),
+    )
+    speed = Speed(Cost(5.0, 0.1, 0.01), None, 0.0, glimpses=5, actor=Cost(7.0, 1.0, 0.1))
+    core = 12 * (0.1 + 0.01 * 10) * (4 + 3 * 2) / 5  # two batches an epoch
+    actor = 4 * (1.0 + 0.1 * 10)
+    assert speed.of_epochs(config, 20, 0) == pytest.approx(core + actor)
+    assert speed.of_epochs(config, 20, 6) == pytest.approx(actor)
+    assert speed.of_agent(config, 20) == pytest.approx(core + actor + 12)
+    given["core_fraction"] = 0.0
+    together = dataclasses.replace(config, training=dataclasses.replace(small.training, **given))
+    assert speed.of_epochs(together, 20, 0) == pytest.approx(core * 8 / 6 + actor * 8 / 2)
 
 
 def test_a_given_teacher_costs_nothing(small):

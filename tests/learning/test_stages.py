@@ -68,6 +68,7 @@ def test_stages_follow_one_another():
     assert [apart.stage(epoch).begin for epoch in range(10)] == [0, 0, 0, 3, 3, 3, 3, 7, 7, 7]
     assert TrainingConfig(epochs=10, core_fraction=1.0).stages == (Stage("core", 0, 10),)
     assert TrainingConfig(epochs=10, core_fraction=0.99).stages[-1] == Stage("actor", 9, 10)
+    assert TrainingConfig(epochs=10, core_fraction=0.01).stages[0] == Stage("core", 0, 1)
 
 
 def test_schedules_begin_anew_in_each_stage():
@@ -82,6 +83,68 @@ def test_a_shorter_training_has_no_more_cores_than_epochs_for_them():
     assert apart.with_epochs(60).num_cores == 3
     assert apart.with_epochs(4).num_cores == 2
     assert apart.with_epochs(1).stages == (Stage("both", 0, 1),)
+
+
+def test_a_training_that_goes_on_for_more_epochs_has_a_longer_last_stage():
+    apart = TrainingConfig(epochs=10, core_fraction=0.7, num_cores=2)
+    assert apart.extended(15).stages == (*apart.stages[:2], Stage("actor", 7, 15))
+    assert TrainingConfig(epochs=10, core_fraction=1.0).extended(15).stages == (Stage("core", 0, 15),)
+    assert TrainingConfig(epochs=10).extended(15).stages == (Stage("both", 0, 15),)
+
+
+def test_weights_are_averaged_over_as_much_of_each_stage():
+    apart = TrainingConfig(epochs=14, core_fraction=12 / 14, num_cores=2, ema_batches=90)
+    assert [apart.ema_batches_of(stage) for stage in apart.stages] == [90, 90, 30]
+    made = learner(epochs=14, core_fraction=12 / 14, ema_batches=90)
+    learn(made, 11)
+    assert made.averaged.num_batches == 90
+    learn(made, 12)
+    assert made.averaged.num_batches == 15 and int(made.averaged.n_averaged) == 1
+
+
+def test_the_best_agent_is_one_whose_actor_has_learned():
+    made = learner()
+    learn(made, 0)
+    made.best = 0.9
+    learn(made, 1, 2, 3)
+    assert made.best == 0.9
+    learn(made, 4)
+    assert made.best == -1
+
+
+def test_rates_of_what_does_not_learn_are_not_told():
+    made = learner()
+    told = []
+    for epoch in (0, 4):
+        learn(made, epoch)
+        told.append({name for name in made.end_epoch(epoch) if name.startswith("lr/")})
+    assert told == [{"lr/core"}, {"lr/actor"}]
+
+
+def test_an_actor_that_learns_from_gains_has_a_rate_of_its_own_batches():
+    rates = [learner(batch_size=size).learning_rates(4) for size in (16, 32)]
+    assert rates[0]["actor"] == rates[1]["actor"] == pytest.approx(5e-2 * 256 / 512)
+    assert rates[0]["core"] == pytest.approx(rates[1]["core"] / 2)
+
+
+@pytest.mark.parametrize("epochs", range(5, 12))
+@pytest.mark.parametrize("num_cores", [1, 2])
+def test_stages_follow_one_another_also_where_the_number_of_epochs_changes(epochs, num_cores):
+    """The last epoch that is done may lie before a boundary of the new stages, at it or behind it."""
+    made = learner(epochs=12, core_fraction=0.75, num_cores=num_cores, ema_batches=2)
+    start = part(made, "core")
+    learn(made, 0, 1, 2)
+    first = part(made, "core", used=True)
+    made.change_epochs(epochs)
+    learn(made, *range(3, epochs))
+    assert made.learning_part == "actor" and made.stage_is_over
+    assert same(part(made, "core"), part(made, "core", used=True))
+    found = part(made, "core")
+    assert not same(found, start)
+    if num_cores == 2:
+        assert int(made.soup.state_dict()["n_averaged"]) == 2
+    elif made.settings.core_epochs <= 3:
+        assert same(found, first)  # what was learned before is not lost
 
 
 def test_first_the_core_learns_then_the_actor():
@@ -135,7 +198,7 @@ def test_the_actor_learns_with_the_average_of_cores_that_began_alike(ema_batches
     learn(made, 0, 1)
     first = part(made, "core", used=True)
     alone = learner(num_cores=2, ema_batches=ema_batches)
-    alone.position = (2, 0)
+    alone.stage_number = 1
     learn(alone, 2, 3)  # the second, with nothing before it
     second = part(alone, "core", used=True)
     assert not same(first, start) and not same(first, second)
@@ -189,6 +252,7 @@ def test_orders_begin_at_the_first_location_and_stray_in_half_of_the_scenes():
         ({"policy": "plus"}, {"actor_objective": "actor-critic"}, "pass --core-fraction 1 or 0"),
         ({}, {"actor_objective": "actor-critic"}, "pass --actor-objective gains, or --core-fraction 0"),
         ({}, {"core_fraction": 1.5}, "core_fraction must be from 0 to 1, got 1.5"),
+        ({}, {"core_fraction": 1.0}, "leaves no epoch for the actor of policy learned"),
         ({}, {"num_cores": 5}, "pass a larger --core-fraction than 0.666667, or more --epochs than 6"),
         ({}, {"num_cores": 2, "core_fraction": 0.0}, "num_cores 2 needs as many epochs"),
         ({}, {"num_cores": 0}, "num_cores must be at least 1"),
@@ -200,9 +264,9 @@ def test_stages_that_cannot_be_are_refused(agent, training, message):
 
 
 def test_an_agent_without_an_actor_is_a_core_that_learned_alone():
-    given = config(core_fraction=1.0, num_cores=2, actor_objective="actor-critic")
+    agent = dataclasses.replace(CAUSAL, policy="spiral")
     torch.manual_seed(0)
-    made = make_learner(dataclasses.replace(given, agent=dataclasses.replace(CAUSAL, policy="spiral")))
+    made = make_learner(config(agent, core_fraction=1.0, num_cores=2, actor_objective="actor-critic"))
     learn(made, *range(EPOCHS))
     assert made.agent.actor is None
     assert same(part(made, "core"), part(made, "core", used=True))

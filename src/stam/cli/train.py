@@ -183,20 +183,36 @@ def fit_recipe(parsed: Arguments, options: list[str]) -> Fit:
         # features are followed where they are like the agent's, which the fit finds out
         training = dataclasses.replace(parsed.training, feature_weight=0.0)
         parsed = dataclasses.replace(parsed, training=training, start_from_teacher=False)
-    core, training = parsed.agent.core, parsed.training
-    if not was_given(options, "--core"):
-        core = "causal" if training.actor_objective == "gains" else default_core(training.device)
-    if was_given(options, "--actor") or was_given(options, "--actor-objective"):
-        parsed = dataclasses.replace(parsed, agent=dataclasses.replace(parsed.agent, core=core))
-    else:
-        parsed = arguments_of(with_core(config_of(parsed), core), parsed)
+    asked, parsed = parsed.training, _with_core(parsed, options)
     # whoever says how a teacher is trained wants one trained
     may_skip = not any(name.startswith("--teacher-training") for name in names_of(options))
     on_cpu, training = choose_device(parsed.training.device).type == "cpu", parsed.training
     if on_cpu and training.precision == "auto" and was_given(options, "--precision"):
         training = dataclasses.replace(training, precision="float32")  # what it means: nothing else is chosen
         parsed = dataclasses.replace(parsed, training=training)
-    return fit(config_of(parsed), parsed.minutes, may_skip)
+    fitted = fit(config_of(parsed), parsed.minutes, may_skip)
+    if was_given(options, "--core-fraction") and asked.core_fraction == 0:  # so there is one core
+        found = fitted.choice.config
+        found = dataclasses.replace(found, training=dataclasses.replace(found.training, num_cores=1))
+        fitted = dataclasses.replace(fitted, choice=dataclasses.replace(fitted.choice, config=found))
+    return fitted
+
+
+def _with_core(parsed: Arguments, options: list[str]) -> Arguments:
+    """Returns arguments with core, actor and objective that go with each other and with what is given."""
+    agent, training = parsed.agent, parsed.training
+    core = agent.core
+    if not was_given(options, "--core"):
+        needs_causal = training.core_fraction > 0 or training.actor_objective == "gains"
+        core = "causal" if needs_causal else default_core(training.device)
+    actor = agent.actor if was_given(options, "--actor") else None
+    objective = training.actor_objective if was_given(options, "--actor-objective") else None
+    together = dataclasses.replace(training, core_fraction=0.0, num_cores=1)
+    causal = dataclasses.replace(parsed, training=together, agent=dataclasses.replace(agent, core="causal"))
+    found = with_core(config_of(causal), core, actor, objective)
+    stages = dataclasses.replace(found.training, core_fraction=training.core_fraction)
+    dataclasses.replace(found, training=stages)  # what does not go together is refused before the fit
+    return arguments_of(found, parsed)
 
 
 def explain(fitted: Fit, config: RunConfig) -> None:

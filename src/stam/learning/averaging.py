@@ -42,7 +42,7 @@ class CoreSoup:
         """Takes in one more core."""
         self._average.update_parameters(core)
 
-    def put_into(self, core: nn.Module) -> None:
+    def copy_to(self, core: nn.Module) -> None:
         """Gives a core the average of all that were added."""
         core.load_state_dict(self._average.module.state_dict())
 

@@ -14,7 +14,7 @@ from stam.learning.expected_time import FORWARD_SHARE
 from stam.learning.loop import Plan
 from stam.learning.survey import Survey
 from stam.learning.training import glimpses_of_batch
-from stam.settings import RunConfig
+from stam.settings import RunConfig, TrainingConfig
 from stam.weights.locate import NOTHING
 
 
@@ -33,7 +33,6 @@ class _Pace:
         critic_rate: The same of the critic.
         drop_path: Drop-path rate where each image is shown as often as it should be.
         crops_from: Smallest crop there, as a share of the image.
-        most_effort: More time than that for all epochs has not helped.
     """
 
     epochs: float
@@ -45,7 +44,6 @@ class _Pace:
     critic_rate: float
     drop_path: float
     crops_from: float
-    most_effort: float
 
 
 _PACES = {
@@ -59,7 +57,6 @@ _PACES = {
         critic_rate=1e-3,
         drop_path=0.1,
         crops_from=0.2,
-        most_effort=2.0,
     ),
     # all steps are learned from alike, and each image is shown four times as often
     "causal": _Pace(
@@ -72,12 +69,12 @@ _PACES = {
         critic_rate=1.7e-3,
         drop_path=0.2,
         crops_from=0.15,
-        most_effort=3.0,
     ),
 }
 _FROM_NOTHING = 3e-4  # learning rate of a core that starts at random
 _ACTOR_EPOCHS = 1 / 6  # in which the actor learns alone from gains, as a share of those of a core
-_GAINS_RATE = 5e-4  # of an actor that learns from gains: all its updates are by as many scenes
+_GAINS_RATE = 1e-3  # of an actor that learns from gains: all its updates are by as many scenes
+_MOST_EFFORT, _MOST_EFFORT_OF_CORES = 2.0, 3.0  # more time has not helped; with several cores, more than that
 
 _FULL_SIZE = 8000  # images; of more, each is shown less often
 _LEAST_EPISODES = 36_000
@@ -123,13 +120,12 @@ def choose(
         feature_weight: Weight of following the teacher's features, 0 where that has none of this width.
     """
     pace = _PACES[config.agent.core]
-    uses_gains = config.training.actor_objective == "gains" and config.agent.has_actor
-    cores, alone = (max(1, round(effort)), _ACTOR_EPOCHS) if uses_gains else (1, 0.0)
+    cores, for_actor = (max(1, round(effort)), _ACTOR_EPOCHS) if config.uses_gains else (1, 0.0)
     each = effort / cores
     whole = each > 0.5
     shown_share = each if whole else each * _cost_of_short_episodes(config)
     batch, core_epochs, share = _amount(survey.num_images, config.agent.core, shown_share)
-    epochs = max(1, round((cores + alone) * core_epochs))
+    epochs = max(1, round((cores + for_actor) * core_epochs))
     num_batches = Plan(survey.num_images, core_epochs, batch, share, seed=0).num_batches()
     shown = each * episodes(survey.num_images, config.agent.core) / survey.num_images
     often = shown > _OFTEN * pace.epochs
@@ -146,10 +142,10 @@ def choose(
         epochs=epochs,
         epoch_share=share,
         batch_size=batch,
-        core_fraction=cores / (cores + alone) if uses_gains else 0.0,
+        core_fraction=cores / (cores + for_actor) if config.uses_gains else 0.0,
         num_cores=cores,
         base_lr=base_lr,
-        actor_lr=_GAINS_RATE * 512 / batch if uses_gains else pace.actor_rate * scale,
+        actor_lr=_GAINS_RATE if config.uses_gains else pace.actor_rate * scale,
         critic_lr=pace.critic_rate * scale,
         tau_epochs=max(1, epochs // 2),
         ema_batches=max(2, round(_AVERAGED * num_batches)),
@@ -179,6 +175,8 @@ def choose(
         f"learning rate {training.base_lr:.1e}: {why_rate}",
         _why_flips(survey),
     ]
+    if config.uses_gains:
+        reasons.append(_how_in_stages(training))
     if config.teacher is None:
         start = "; the agent starts from it and follows its features" if feature_weight > 0 else ""
         reasons.append(f"teacher: {how_taught}{start}")
@@ -191,9 +189,9 @@ def choose(
     return Choice(chosen, tuple(reasons))
 
 
-def most_effort(core: str) -> float:
-    """Returns the most effort with which a core has become better; a causal one is trained several times."""
-    return _PACES[core].most_effort
+def most_effort(config: RunConfig) -> float:
+    """Returns the most effort with which an agent may become better; several cores can be averaged."""
+    return _MOST_EFFORT_OF_CORES if config.uses_gains else _MOST_EFFORT
 
 
 def episodes(num_images: int, core: str) -> int:
@@ -348,6 +346,15 @@ def _why_effort(effort: float, often: bool) -> str:
     else:
         why = f" in {100 * effort:.2g}% of the time for full accuracy" if effort < 0.9 else ""
     return f"{why}; each is shown often, so with more drop-path and smaller crops" if often else why
+
+
+def _how_in_stages(training: TrainingConfig) -> str:
+    actor = sum(stage.num_epochs for stage in training.stages if stage.learns == "actor")
+    if not actor:
+        return "core and actor learn together: there is one epoch"
+    several = f"{training.num_cores} cores, whose weights are averaged,"
+    cores = several if training.num_cores > 1 else "the core"
+    return f"first {cores} for {training.core_epochs} epochs, then the actor for {actor}"
 
 
 def _why_flips(survey: Survey) -> str:

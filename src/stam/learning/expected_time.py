@@ -83,13 +83,16 @@ class Speed:
     def of_epochs(self, config: RunConfig, num_train: int, done: int) -> float:
         """Returns the seconds of the epochs that are not done, but for what only the first batches take."""
         training = config.training
-        share = glimpses_of_batch(training, config.agent.core) / self.glimpses
         batches_of_epoch = training_plan(num_train, config).num_batches() / training.epochs
+        share = glimpses_of_batch(training, config.agent.core) / self.glimpses
         found = 0.0
         for stage in training.stages:
-            cost = self.actor if self.actor is not None and stage.learns == "actor" else self.agent
             num_batches = batches_of_epoch * max(0, stage.end - max(done, stage.begin))
-            found += share * num_batches * (cost.batch + training.batch_size * cost.image)
+            size = training.batch_size
+            if self.actor is None or stage.learns != "actor":
+                found += share * num_batches * (self.agent.batch + size * self.agent.image)
+            if self.actor is not None and stage.learns != "core":  # it never has short episodes
+                found += num_batches * (self.actor.batch + size * self.actor.image)
         return found
 
 

@@ -150,10 +150,18 @@ def extend(out: str | Path, command: str, epochs: int) -> str:
     folder = reopen(out, command)
     part = "training" if command == "train" else "teacher_training"
     before = getattr(folder.config(), part)
-    done = lengthen(folder, part, before.epochs, epochs)
+    in_stages = command == "train" and len(before.stages) > 1
+    after = before.extended(epochs) if in_stages else dataclasses.replace(before, epochs=epochs)
+    also = {"core_fraction": after.core_fraction} if in_stages else {}
+    done = lengthen(folder, part, before.epochs, epochs, also)
     if done is None:
         return already_has(epochs)
-    after = dataclasses.replace(before, epochs=epochs)
+    if in_stages:
+        return (
+            f"extended from {before.epochs} to {epochs} epochs, of which {done} are done. The last stage "
+            "becomes longer, and the learning rate in it follows the longer cosine; the stages before it "
+            "stay as they were"
+        )
     rates = [_peak_rate(each, epoch) for each, epoch in ((before, max(done - 1, 0)), (after, done))]
     return (
         f"extended from {before.epochs} to {epochs} epochs, of which {done} are done. The learning rate "
@@ -167,7 +175,9 @@ def already_has(epochs: int) -> str:
     return f"the run has {epochs} epochs already"
 
 
-def lengthen(folder: RunFolder, part: str, before: int, epochs: int) -> int | None:
+def lengthen(
+    folder: RunFolder, part: str, before: int, epochs: int, also: Mapping[str, Any] | None = None
+) -> int | None:
     """Writes down that a run has more epochs.
 
     Args:
@@ -175,6 +185,7 @@ def lengthen(folder: RunFolder, part: str, before: int, epochs: int) -> int | No
         part: The part of its settings that holds its epochs.
         before: Epochs it has.
         epochs: Epochs it is to have.
+        also: Other settings of that part which change with them.
 
     Returns:
         How many of them are done; nothing where it has as many already.
@@ -189,7 +200,7 @@ def lengthen(folder: RunFolder, part: str, before: int, epochs: int) -> int | No
     if epochs == before:
         return None
     with folder.locked():
-        folder.extend({part: {"epochs": epochs}}, before)
+        folder.extend({part: {"epochs": epochs, **(also or {})}}, before)
     metrics = read_metrics(folder.metrics_file)
     return metrics[-1]["epoch"] + 1 if metrics else 0
 

@@ -1,8 +1,9 @@
-"""Where a core looks while it learns alone: in the order centre-out, or in orders that stray from it.
+"""Where a core looks while it learns alone: in the order centre-out, or in noisy versions of it.
 
 A core that has seen only one order is worse with any other, and an actor will choose others. So half of a
-batch follows centre-out, the best fixed order on photographs. The other half strays from it, from a little to
-entirely.
+batch follows centre-out, the best fixed order on photographs. The other half follows random orders that
+prefer what comes early there, from strongly to not at all: locations are drawn without replacement from a
+softmax of minus their place in the order (Plackett-Luce), by adding Gumbel noise to the places and sorting.
 """
 
 from functools import cache
@@ -15,8 +16,8 @@ from stam.model.randomness import Randomness, random_source
 from stam.scene.grid import Grid
 from stam.shapes import Float, Int
 
-_STRAYING = 0.5  # of the scenes of a batch
-_MOST_NOISE = 60.0  # in places of the order: more than the grid has locations
+_NOISY_FRACTION = 0.5  # of the scenes of a batch
+_MOST_NOISE = 1.2  # standard scale of the noise, in places for each location of the grid: the order is lost
 
 
 def noisy_orders(
@@ -32,21 +33,22 @@ def noisy_orders(
     """
     device, shape = first_location.device, (len(first_location), grid.num_locations)
     random = random_source(generator)
-    choice, amount = random.uniform((len(first_location), 2), device).unbind(1)
-    noise = torch.where(choice < _STRAYING, _MOST_NOISE * amount.square(), 0.0)
-    keys = _ranks(grid, device) + noise[:, None] * _gumbel(random.uniform(shape, device))
+    is_noisy, amount = random.uniform((len(first_location), 2), device).unbind(1)
+    scale = _MOST_NOISE * grid.num_locations * amount.square()
+    scale = torch.where(is_noisy < _NOISY_FRACTION, scale, 0.0)
+    keys = _places(grid, device) + scale[:, None] * _gumbel(random.uniform(shape, device))
     keys = keys.scatter(1, first_location[:, None], -torch.inf)
     return keys.argsort(dim=1)[:, :num_glimpses].contiguous()
 
 
 @cache  # on the device: a CUDA graph cannot bring it there
-def _ranks(grid: Grid, device: torch.device) -> Float[Tensor, " locations"]:
+def _places(grid: Grid, device: torch.device) -> Float[Tensor, " locations"]:
     """Returns the place of each location in the order centre-out."""
-    ranks = torch.empty(grid.num_locations)
-    ranks[torch.tensor(centre_out_order(grid))] = torch.arange(float(grid.num_locations))
-    return ranks.to(device)
+    places = torch.empty(grid.num_locations)
+    places[torch.tensor(centre_out_order(grid))] = torch.arange(float(grid.num_locations))
+    return places.to(device)
 
 
 def _gumbel(uniform: Tensor) -> Tensor:
-    """Returns noise that makes a sorted order a draw without replacement."""
+    """Returns Gumbel noise, from numbers between 0 and 1."""
     return -(-uniform.clamp(1e-6, 1 - 1e-6).log()).log()

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,9 +80,9 @@ class Fit:
             left = deadline - time.monotonic()
             an_epoch = self.speed.of_epochs(config, num_train, 0) - self.speed.of_epochs(config, num_train, 1)
             slower = seconds / an_epoch
-            possible = range(done + 1, self.most_epochs + 1)
-            fitting = (epochs for epochs in possible if slower * expected_of(epochs, done) <= left)
-            return max(fitting, default=done + 1)
+            more = range(done + 1, self.most_epochs + 1)
+            fitting = bisect_right(more, left, key=lambda epochs: slower * expected_of(epochs, done))
+            return done + max(1, fitting)
 
         return fitting_epochs
 
@@ -91,17 +92,23 @@ def default_core(device: str) -> str:
     return "reencoding" if choose_device(device).type == "cuda" else "causal"
 
 
-def with_core(config: RunConfig, core: str) -> RunConfig:
-    """Returns a recipe with a core and the actor that goes with it.
+def with_core(
+    config: RunConfig, core: str, actor: str | None = None, actor_objective: str | None = None
+) -> RunConfig:
+    """Returns a recipe with a core, and the actor and its objective that go with it if none are named.
 
     With a causal core one more glimpse costs little, so all locations can be tried: the actor learns from
     what each is worth, and rates all of them at once.
     """
-    agent, training = dataclasses.replace(config.agent, core=core), config.training
-    if core == "causal" and agent.has_actor:
-        agent = dataclasses.replace(agent, actor="joint")
-        training = dataclasses.replace(training, actor_objective="gains")
-    return dataclasses.replace(config, agent=agent, training=training)
+    if actor_objective is None:
+        actor_objective = "gains" if core == "causal" and config.agent.has_actor else "actor-critic"
+    if actor is None:
+        actor = "joint" if actor_objective == "gains" else "pairwise"
+    return dataclasses.replace(
+        config,
+        agent=dataclasses.replace(config.agent, core=core, actor=actor),
+        training=dataclasses.replace(config.training, actor_objective=actor_objective),
+    )
 
 
 def fit(config: RunConfig, minutes: float | None = None, may_skip_teacher: bool = True) -> Fit:
@@ -162,7 +169,7 @@ def fit(config: RunConfig, minutes: float | None = None, may_skip_teacher: bool 
                 f"{(shortest + spent) / 60:.1f} minutes on this machine, and it learns next to nothing; "
                 f"give it --minutes {enough_minutes} or more"
             )
-        most = most_effort(config.agent.core) if given else 1.0
+        most = most_effort(config) if given else 1.0
         # the agent starts from the teacher, whose images cost less: it comes first where time is short
         teacher_effort = _largest(lambda e: expected(_LEAST_EFFORT, e).teacher, _FOR_THE_TEACHER * left, 1.0)
         effort = _largest(lambda e: expected(e, teacher_effort).total, left, most)

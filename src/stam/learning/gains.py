@@ -28,7 +28,7 @@ from stam.shapes import Bool, Float, Int
 
 SHARPNESS = 4.0  # of the softmax over an actor's logits
 _KEPT_BATCHES = 32  # from fewer the actor learns single scenes by heart
-_ROWS_OF_UPDATE = 256
+ROWS_OF_UPDATE = 256  # scenes
 
 
 class SoftmaxPolicy(Policy):
@@ -143,7 +143,7 @@ class Replay:
     def draw(self, rows: int, generator: Randomness) -> Gains:
         """Returns what an update learns from, of batches of a size; each process gets its share."""
         kept = [part.flatten(0, 1) for part in self.kept[rows]]
-        share = max(1, _ROWS_OF_UPDATE // distributed.world_size())
+        share = max(1, ROWS_OF_UPDATE // distributed.world_size())
         chosen = random_source(generator).integers(len(kept[0]), share, kept[0].device)
         return Gains(*(part[chosen] for part in kept))
 

@@ -47,7 +47,7 @@ def restore_optimiser(
 
 
 @torch.no_grad()
-def start_over(optimiser: torch.optim.Optimizer) -> None:
+def reset_state(optimiser: torch.optim.Optimizer) -> None:
     """Makes an optimiser forget the gradients of the past, in place: a CUDA graph may hold its state."""
     for state in optimiser.state.values():
         for value in state.values():

@@ -33,14 +33,14 @@ def digits() -> RunConfig:
             num_glimpses=12,
             actor_objective="gains",
             actor_steps=64,
-            epochs=18,
+            epochs=15,
             epoch_share=1024 / 60_000,  # four batches
             base_lr=1e-4,
             actor_lr=5e-3,
             min_lr=1e-6,
-            tau_epochs=9,
+            tau_epochs=7,
             ema_batches=10,
-            validate_every=18,
+            validate_every=15,
         ),
         init="package:digits-causal-core",
     )

@@ -175,7 +175,7 @@ class RunFolder:
 
     def change_epochs(self, training: TrainingConfig) -> None:
         """Writes down that a training has another number of epochs than it was begun with."""
-        changed = ("epochs", "tau_epochs", "ema_batches")
+        changed = ("epochs", "tau_epochs", "ema_batches", "num_cores")
         self._change_record({"training": {name: getattr(training, name) for name in changed}})
 
     def _change_record(self, changes: dict[str, dict[str, Any]], **more: Any) -> None:

@@ -1,7 +1,8 @@
 """Training an agent.
 
 For every batch: the teacher looks at the whole images once, then the agent looks glimpse by glimpse. It is
-updated after each, or where its core reads all steps in one pass, once at the end.
+updated after each, or where its core reads all steps in one pass, once at the end. Core and actor learn
+together, or one after the other in stages of the training.
 """
 
 import time
@@ -29,7 +30,15 @@ from stam.fast.known import unknown_part
 from stam.learning import distributed, one_pass
 from stam.learning.averaging import CoreSoup, MovingAverage, averaged_state
 from stam.learning.exploration import noisy_orders
-from stam.learning.gains import SHARPNESS, Gains, Replay, SoftmaxPolicy, actor_loss, try_locations
+from stam.learning.gains import (
+    ROWS_OF_UPDATE,
+    SHARPNESS,
+    Gains,
+    Replay,
+    SoftmaxPolicy,
+    actor_loss,
+    try_locations,
+)
 from stam.learning.loop import Learner, Meter, MetricLogger, Place, Plan, only_one, restore, run_loop
 from stam.learning.objective import Objective, ValueNormaliser
 from stam.learning.optimisation import (
@@ -38,8 +47,8 @@ from stam.learning.optimisation import (
     gradients,
     is_half,
     make_optimiser,
+    reset_state,
     restore_optimiser,
-    start_over,
 )
 from stam.learning.runs import RunFolder
 from stam.learning.validation import budgets, compare_policies, policies_to_try
@@ -151,18 +160,19 @@ class AgentLearner(Learner):
         self.config, self.settings, self.val_scenes = config, settings, val_scenes
         self.device = choose_device(settings.device)
         self.agent, self.teacher = agent.to(self.device).train(), teacher.to(self.device)
-        uses_gains = settings.actor_objective == "gains" and agent.actor is not None
-        agent.config = replace(agent.config, sharpness=SHARPNESS if uses_gains else None)
+        agent.config = replace(agent.config, sharpness=SHARPNESS if config.uses_gains else None)
         require_features(teacher, agent.config.width, settings.feature_weight)
         groups = {"core": agent.core.named_parameters()}
         if agent.actor is not None:
             groups["actor"] = agent.actor.named_parameters()
-        if agent.actor is not None and not uses_gains:
+        if agent.actor is not None and not config.uses_gains:
             groups["critic"] = agent.add_critic().named_parameters()
         self.rates = {name: torch.zeros((), device=self.device) for name in groups}
         self.optimiser = make_optimiser(groups, settings.weight_decay, self.rates)
         self.averaged = MovingAverage(agent, settings.ema_batches) if settings.ema_batches > 1 else None
         self.soup = CoreSoup(agent.core) if settings.num_cores > 1 else None
+        self.stage_number = 0  # of the stage of the latest batch
+        self.stage_is_over = False  # as far as it has been trained
         self.objective = Objective(settings.num_glimpses, settings.consistency, settings.feature_weight)
         self.values = ValueNormaliser(settings.num_glimpses).to(self.device)
         self.augment, self.augment_large = (
@@ -193,8 +203,8 @@ class AgentLearner(Learner):
         self.bf16_weights = Bf16Weights(self.agent) if is_half(self.device, self.settings.precision) else None
         self.pipeline = Pipeline(self.device)
         self.use_cuda_graph = fast and distributed.can_be_captured()
-        self._stage: Stage | None = None  # that of the latest batch
         self._graphed: GraphedFunction | None = None
+        self._graphed_part = ""  # what learns in it
 
     def train_batch(self, place: Place, raw: RawBatch) -> None:
         """Augments a batch and learns from it; on a GPU it augments while the last batch is learned from."""
@@ -217,42 +227,58 @@ class AgentLearner(Learner):
         key = random_key("batch", self.settings.seed, place.epoch, place.batch)
         self.generator.manual_seed(key >> 1)  # a seed has 63 bits
         first = random_locations(self.agent.grid, len(images), self.device, self.random)
-        self._enter(place)
+        self._enter_stage(place.epoch)
         run_batch = partial(self.run_batch, self.policy())
         if self.use_cuda_graph:
-            self._graphed = self._graphed or GraphedFunction(run_batch, self.generator, announced=True)
-            self._graphed(images, labels, first)
+            if self._graphed_part != self.learning_part:
+                is_first, self._graphed_part = self._graphed is None, self.learning_part
+                self._graphed = GraphedFunction(run_batch, self.generator, announced=is_first)
+            cast(GraphedFunction, self._graphed)(images, labels, first)
         else:
             run_batch(images, labels, first)
         if self.averaged is not None:
             self.averaged.update_parameters(self.agent)
 
-    def _enter(self, place: Place) -> None:
-        """Makes ready for the stage of the training that a batch belongs to."""
-        stage = self.settings.stage(place.epoch)
-        if stage == self._stage:
+    @property
+    def stage(self) -> Stage:
+        """The stage of the training that the latest batch belongs to."""
+        return self.settings.stages[min(self.stage_number, len(self.settings.stages) - 1)]
+
+    @property
+    def learning_part(self) -> str:
+        """What learns in this stage: `both` core and actor, the `core` or the `actor`."""
+        return self.stage.learns
+
+    def _enter_stage(self, epoch: int) -> None:
+        """Makes ready for the stage of an epoch, where it is another one than before.
+
+        Stages are told by their number: when the number of epochs changes, so do the epochs of each.
+        """
+        number = self.settings.stages.index(self.settings.stage(epoch))
+        if number == self.stage_number:
+            self.stage_is_over = False  # or it has been extended
             return
-        if stage.learns != self.learning:
-            self._graphed = None  # another function
-        self._stage = stage
-        if (place.epoch, place.batch) != (stage.begin, 0) or stage.begin == 0:
-            return  # the training begins, or goes on where it was interrupted
-        is_another_core = self.soup is not None and stage.learns == "core"
+        self._end_stage(followed_by=self.settings.stages[number])
+        self.stage_number, self.stage_is_over = number, False
+        is_another_core = self.soup is not None and self.learning_part == "core"
         core = cast(CoreSoup, self.soup).start if is_another_core else self.agent_to_use.core
         self.agent.core.load_state_dict(core.state_dict())
-        start_over(self.optimiser)
+        reset_state(self.optimiser)
         if self.averaged is not None:
             self.averaged.n_averaged.zero_()
+            self.averaged.num_batches = self.settings.ema_batches_of(self.stage)
+        self.replay = Replay()
+        if self.learning_part == "actor":
+            self.best = -1.0  # of agents whose actor has learned
 
-    def _leave(self, epoch: int) -> None:
-        """Adds a core that has learned alone to the soup, if its last epoch is over."""
-        stage = self.settings.stage(epoch)
-        if self.soup is None or stage.learns != "core" or epoch + 1 < stage.end:
-            return
-        core = self.agent_to_use.core
-        self.soup.add(core)
-        if stage == [each for each in self.settings.stages if each.learns == "core"][-1]:
-            self.soup.put_into(core)
+    def _end_stage(self, followed_by: Stage | None) -> None:
+        """Adds a core that has learned alone to the soup; the last one of them becomes the average of all."""
+        if self.soup is not None and self.learning_part == "core" and not self.stage_is_over:
+            core = self.agent_to_use.core
+            self.soup.add(core)
+            if followed_by is None or followed_by.learns != "core":
+                self.soup.copy_to(core)
+        self.stage_is_over = True
 
     def run_batch(self, policy: Policy, images: Tensor, labels: Tensor, first_location: Tensor) -> None:
         """Shows a batch to the teacher, then glimpse by glimpse to the agent, and updates it.
@@ -289,31 +315,34 @@ class AgentLearner(Learner):
         """
         settings, whole, gains = self.settings, self.settings.num_glimpses, None
         episodes = [(1, first_location, whole)]
-        if settings.short_episodes > 0 and self.learning != "actor":
+        if settings.short_episodes > 0 and self.learning_part != "actor":
             count = settings.short_episodes
             other = random_locations(self.agent.grid, count * len(images), self.device, self.random)
             episodes.insert(0, (count, other, self.num_short_glimpses))
-        paths = []
-        # two contexts: autocast keeps weights that were rounded without gradient
-        with self._half_precision(), evaluating(self.agent if self.learns_gains else self.agent.core):
-            for copies, first, count in episodes:
-                if self.learning == "core":
-                    locations = noisy_orders(self.agent.grid, first, count, self.random)
-                    path = one_pass.Path(locations, count, None)
-                else:
+        if self.learning_part == "core":
+            paths = [(copies, self._noisy_path(first, count)) for copies, first, count in episodes]
+        else:
+            paths = []
+            # a context of its own: autocast keeps weights that were rounded without gradient
+            with self._half_precision(), evaluating(self.agent if self.learns_gains else self.agent.core):
+                for copies, first, count in episodes:
                     scenes = images.repeat_interleave(copies, 0) if copies > 1 else images
                     path = one_pass.explore(self.looker, scenes, first, policy, self.random, count, whole)
-                paths.append((copies, path))
-                self.on_progress(len(paths) / (3 * len(episodes)))  # the rest takes the other thirds
-            if self.learns_gains:
-                gains = try_locations(self.looker, images, path, labels, taught.log_q, self.random)
+                    paths.append((copies, path))
+                    self.on_progress(len(paths) / (3 * len(episodes)))  # the rest takes the other thirds
+                if self.learns_gains:
+                    gains = try_locations(self.looker, images, path, labels, taught.log_q, self.random)
         logged = []
-        if self.learning != "actor":
+        if self.learning_part != "actor":
             with self._half_precision():
                 total, parts = self._path_losses(policy, images, labels, taught, paths)
             self._update(total)
             logged.append({name: part.detach().mean() for name, part in parts.items()})
         return logged if gains is None else [*logged, *self._improve_actor(gains)]
+
+    def _noisy_path(self, first_location: Tensor, num_glimpses: int) -> one_pass.Path:
+        locations = noisy_orders(self.agent.grid, first_location, num_glimpses, self.random)
+        return one_pass.Path(locations, num_glimpses, None)
 
     def _path_losses(
         self,
@@ -345,15 +374,9 @@ class AgentLearner(Learner):
         return total, parts
 
     @property
-    def learning(self) -> str:
-        """What learns in this stage: `both` core and actor, the `core` or the `actor`."""
-        return (self._stage or self.settings.stages[0]).learns
-
-    @property
     def learns_gains(self) -> bool:
-        """Whether the actor learns from what every location is worth."""
-        uses_gains = self.settings.actor_objective == "gains" and self.agent.actor is not None
-        return uses_gains and self.learning != "core"
+        """Whether the actor learns in this stage, from what every location is worth."""
+        return self.config.uses_gains and self.learning_part != "core"
 
     def _improve_actor(self, gains: Gains) -> list[dict[str, Tensor]]:
         """Updates the actor by what was tried in this and the last batches; returns each loss."""
@@ -424,7 +447,7 @@ class AgentLearner(Learner):
         """Returns the policy to train with: sampled if it is learned, otherwise the agent's fixed one."""
         if self.looker.actor is None:
             return self.looker.policy()
-        if self.settings.actor_objective == "gains":
+        if self.config.uses_gains:
             return SoftmaxPolicy(self.looker.actor)
         sampled = FusedSampledPolicy if isinstance(self.looker, cuda.FusedLooker) else SampledPolicy
         return sampled(self.looker.actor, self.tau)
@@ -433,7 +456,7 @@ class AgentLearner(Learner):
         """Gives the training another number of epochs, in proportion to which its schedules go on."""
         self.settings = self.settings.with_epochs(epochs)
         if self.averaged is not None:
-            self.averaged.num_batches = self.settings.ema_batches
+            self.averaged.num_batches = self.settings.ema_batches_of(self.stage)
         self.config = replace(self.config, training=self.settings)
 
     def learning_rates(self, epoch: int) -> dict[str, float]:
@@ -441,7 +464,8 @@ class AgentLearner(Learner):
         settings = self.settings
         actor_lr = settings.base_lr if settings.actor_lr is None else settings.actor_lr
         bases = {"core": settings.base_lr, "actor": actor_lr, "critic": settings.critic_lr}
-        return {part: settings.learning_rate(bases[part], epoch) for part in self.rates}
+        sizes = {"actor": ROWS_OF_UPDATE if self.config.uses_gains else None}
+        return {part: settings.learning_rate(bases[part], epoch, sizes.get(part)) for part in self.rates}
 
     @property
     def agent_to_use(self) -> Agent:
@@ -452,8 +476,11 @@ class AgentLearner(Learner):
         """Returns the epoch's mean losses, and accuracies when a validation is due."""
         settings = self.settings
         metrics: dict[str, Any] = {"tau": settings.tau(epoch)}
-        metrics |= {f"lr/{part}": rate for part, rate in self.learning_rates(epoch).items()}
-        self._leave(epoch)
+        learning = {"core": {"core"}, "actor": {"actor"}}.get(self.learning_part, set(self.rates))
+        rates = self.learning_rates(epoch)
+        metrics |= {f"lr/{part}": rate for part, rate in rates.items() if part in learning}
+        if epoch + 1 == self.stage.end:
+            self._end_stage(next((stage for stage in settings.stages if stage.begin == epoch + 1), None))
         means = self.meter.means()
         metrics |= {name if name == "reward" else f"loss/{name}": mean for name, mean in means.items()}
         if self.validates_after(epoch, settings.validate_every, settings.epochs):
@@ -485,6 +512,7 @@ class AgentLearner(Learner):
             "meter": self.meter.state_dict(),
             "policy": self.agent_to_use.config.policy,
             "replay": self.replay.kept,
+            "stage": (self.stage_number, self.stage_is_over),
         }
         kept = {"averaged": self.averaged, "soup": self.soup}
         return state | {name: each.state_dict() for name, each in kept.items() if each is not None}
@@ -501,6 +529,9 @@ class AgentLearner(Learner):
             self.averaged.load_state_dict(averaged_state(state))
         if self.soup is not None:
             self.soup.load_state_dict(state["soup"])
+        self.stage_number, self.stage_is_over = state.get("stage", (0, False))
+        if self.averaged is not None:
+            self.averaged.num_batches = self.settings.ema_batches_of(self.stage)
         agent = self.agent_to_use
         agent.config = replace(agent.config, policy=state.get("policy", agent.config.policy))
 
