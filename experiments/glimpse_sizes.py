@@ -2,8 +2,8 @@ r"""Accuracy against the area seen, for glimpses of 32, 48 and 64 px, from the r
 
     for size in 32 48 64; do
         python experiments/own_images.py aid --init deit_tiny.safetensors --core causal --glimpse-size $size \
-            --set '{"training": {"epochs": 30, "tau_epochs": 15, "ema_batches": 300, "batch_size": 200}}' \
-            --out runs/aid-$size
+            --actor-objective actor-critic --out runs/aid-$size \
+            --set '{"training": {"epochs": 30, "tau_epochs": 15, "ema_batches": 300, "batch_size": 200}}'
         cp runs/aid-$size/own-images-learned.json experiments/results/glimpse-sizes/aid-$size.json
     done
     python experiments/glimpse_sizes.py --out docs/images

@@ -48,7 +48,7 @@ photographs() { # NAME FILES SYSTEM... [--agents AGENT]
 
 stam() { # NAME FILES MINUTES BATCH
     "$python" "$root/experiments/own_images.py" "$DATA/$2" --out "$RUNS/stam-$1" --init "$DATA/deit_tiny.safetensors" \
-        --core causal --minutes "$3" --set "{\"training\": {\"batch_size\": $4}}" &&
+        --core causal --actor-objective actor-critic --minutes "$3" --set "{\"training\": {\"batch_size\": $4}}" &&
         cp "$RUNS/stam-$1/own-images-learned.json" "$RUNS/$1/stam.json"
 }
 

@@ -493,7 +493,7 @@ def test_help_shows_the_defaults_in_force(images, capsys):
         assert "package:imagenette-tiny" in re.sub(r"[│\s]+", " ", shown) and "--test-fraction" in shown
         assert shown.count("chosen for your images") + shown.count("chosen for your ") >= 3
     assert "package:digits-causal-core" in help_of(capsys, "train", "digits", "--help")
-    assert "(default: 18)" in help_of(capsys, "train", "digits", "--help")  # nothing is fitted to digits
+    assert "(default: 15)" in help_of(capsys, "train", "digits", "--help")  # nothing is fitted to digits
     assert "--actor-width" in help_of(capsys, "train", "tiny", "--help-all")
 
 

@@ -72,6 +72,18 @@ def test_the_gain_of_a_location_is_what_looking_there_brings():
             )
 
 
+def test_locations_are_tried_after_any_number_of_glimpses_but_after_few_more_often():
+    torch.manual_seed(0)
+    agent = Agent(CAUSAL).eval()
+    images, labels = torch.randn(300, 3, 32, 32), torch.zeros(300, dtype=torch.long)
+    policy, generator = agent.policy("random"), torch.Generator().manual_seed(2)
+    path = one_pass.explore(agent, images, torch.zeros(300, dtype=torch.long), policy, generator, 6, 6)
+    gains = try_locations(agent, images, path, labels, torch.zeros(300, 5), generator)
+    counts = gains.seen.sum(dim=1).bincount(minlength=6)
+    assert counts[0] == 0 and len(counts) == 6 and int(counts.sum()) == 300
+    assert counts[1] > 1.5 * counts[5] > 0
+
+
 def test_the_actor_learns_to_look_where_most_is_to_be_learned():
     torch.manual_seed(0)
     actor = Agent(CAUSAL).train().actor

@@ -11,6 +11,7 @@ from typing import Any
 
 from stam.learning import distributed
 from stam.learning.expected_time import FORWARD_SHARE
+from stam.learning.gains import ROWS_OF_UPDATE
 from stam.learning.loop import Plan
 from stam.learning.survey import Survey
 from stam.learning.training import glimpses_of_batch
@@ -74,6 +75,7 @@ _PACES = {
 _FROM_NOTHING = 3e-4  # learning rate of a core that starts at random
 _ACTOR_EPOCHS = 1 / 6  # in which the actor learns alone from gains, as a share of those of a core
 _GAINS_RATE = 1e-3  # of an actor that learns from gains: all its updates are by as many scenes
+_USES_OF_GAINS = 8  # updates of the actor that each scene takes part in: with more they are learned by heart
 _MOST_EFFORT, _MOST_EFFORT_OF_CORES = 2.0, 3.0  # more time has not helped; with several cores, more than that
 
 _FULL_SIZE = 8000  # images; of more, each is shown less often
@@ -146,6 +148,7 @@ def choose(
         num_cores=cores,
         base_lr=base_lr,
         actor_lr=_GAINS_RATE if config.uses_gains else pace.actor_rate * scale,
+        actor_steps=max(1, round(_USES_OF_GAINS * batch / ROWS_OF_UPDATE)),
         critic_lr=pace.critic_rate * scale,
         tau_epochs=max(1, epochs // 2),
         ema_batches=max(2, round(_AVERAGED * num_batches)),

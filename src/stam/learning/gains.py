@@ -27,6 +27,7 @@ from stam.model.randomness import Randomness, random_source
 from stam.shapes import Bool, Float, Int
 
 SHARPNESS = 4.0  # of the softmax over an actor's logits
+_EARLY = 1.5  # above 1, so that early steps are drawn more often than late ones
 _KEPT_BATCHES = 32  # from fewer the actor learns single scenes by heart
 ROWS_OF_UPDATE = 256  # scenes
 
@@ -84,7 +85,9 @@ def try_locations(
     log_q: Float[Tensor, "batch classes"],
     generator: Randomness,
 ) -> Gains:
-    """Tries every location after some step of each episode, which is drawn at random.
+    """Tries every location after some step of each episode, which is drawn at random: early ones more often.
+
+    After few glimpses the most depends on the next one, and all later steps follow from it.
 
     Args:
         agent: Who looks, in evaluation mode; its core must be a `OnePassCore`.
@@ -96,7 +99,8 @@ def try_locations(
     """
     grid, device = agent.grid, images.device
     count, num_steps = path.locations.shape
-    num_glimpses = 1 + random_source(generator).integers(num_steps - 1, count, device)
+    drawn = random_source(generator).uniform((count,), device) ** _EARLY
+    num_glimpses = 1 + (drawn * (num_steps - 1)).long().clamp(max=num_steps - 2)
     samples, every_location = (torch.arange(size, device=device) for size in (count, grid.num_locations))
     is_before = torch.arange(num_steps, device=device) < num_glimpses[:, None]
     seen = ((path.locations[:, :, None] == every_location) & is_before[..., None]).any(dim=1)
