@@ -17,7 +17,10 @@ from PIL import Image
 from zooing import glyph_file
 
 import stam
+from stam.config import AgentConfig
 from stam.evaluation import load_evaluation
+from stam.learning import experiment
+from stam.settings import DataConfig, RunConfig, TeacherConfig, TrainingConfig
 
 ROOT = Path(__file__).parent.parent
 AGENT = {
@@ -112,6 +115,18 @@ def test_subsets(images, tmp_path):
     assert "toy 10 of 2" in shown
     results = json.loads((tmp_path / "out.json").read_text())
     assert [len(result["accuracy"]["learned"]) for result in results] == [2, 2]
+
+
+def test_an_actor_alone(images, tmp_path):
+    agent = AgentConfig(3, core="causal", actor="joint", **AGENT)
+    data, training = DataConfig(str(images), num_workers=0), TrainingConfig(**TRAINING)
+    config = RunConfig(agent, data, training, teacher_training=TeacherConfig(**TEACHER))
+    experiment.begin(config, tmp_path / "run")
+    shown = run("actor_alone.py", tmp_path / "run", "--out", tmp_path / "found.json", "--scenes", 64)
+    assert "64 scenes in" in shown and "| centre-out |" in shown
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert set(found) == {"learned", "plus", "spiral", "centre-out"}
+    assert len(found["learned"]) == 2 and found["learned"][0] == found["plus"][0]
 
 
 def test_oracle(tmp_path):
