@@ -281,13 +281,13 @@ def test_a_teacher_is_timed_while_all_of_it_learns(small, monkeypatch):
 def test_each_stage_of_a_training_costs_what_was_measured_of_it(small):
     """Short episodes are for the core alone."""
     given = {"core_fraction": 0.75, "short_episodes": 3, "short_episode_glimpses": 2, "num_glimpses": 4}
-    given |= {"epochs": 8, "batch_size": 10, "epoch_share": 1.0, "actor_objective": "gains"}
+    given |= {"epochs": 8, "batch_size": 10, "epoch_share": 1.0, "actor_objective": "gains", "actor_steps": 8}
     config = dataclasses.replace(
         small,
         agent=dataclasses.replace(small.agent, core="causal"),
         training=dataclasses.replace(small.training, **given),
     )
-    speed = Speed(Cost(5.0, 0.1, 0.01), None, 0.0, glimpses=5, actor=Cost(7.0, 1.0, 0.1))
+    speed = Speed(Cost(5.0, 0.1, 0.01), None, 0.0, glimpses=5, actor=Cost(7.0, 1.5, 0.1), actor_steps=12)
     core = 12 * (0.1 + 0.01 * 10) * (4 + 3 * 2) / 5  # two batches an epoch
     actor = 4 * (1.0 + 0.1 * 10)
     assert speed.of_epochs(config, 20, 0) == pytest.approx(core + actor)

@@ -67,6 +67,7 @@ class Speed:
         look: Seconds of looking at a validation image.
         glimpses: How many glimpses each batch learned from when the agent was timed (`glimpses_of_batch`).
         actor: Training the actor alone, where a stage is for that.
+        actor_steps: How many updates of the actor each batch made when it was timed.
     """
 
     agent: Cost
@@ -74,6 +75,7 @@ class Speed:
     look: float
     glimpses: int
     actor: Cost | None = None
+    actor_steps: int = 1
 
     def of_agent(self, config: RunConfig, num_train: int) -> float:
         """Returns the seconds of all batches of a training, which may have other episodes than were timed."""
@@ -92,7 +94,8 @@ class Speed:
             if self.actor is None or stage.learns != "actor":
                 found += share * num_batches * (self.agent.batch + size * self.agent.image)
             if self.actor is not None and stage.learns != "core":  # it never has short episodes
-                found += num_batches * (self.actor.batch + size * self.actor.image)
+                updates = training.actor_steps / self.actor_steps  # they take most of the time of any batch
+                found += num_batches * (updates * self.actor.batch + size * self.actor.image)
         return found
 
 
@@ -154,7 +157,8 @@ def measure(
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     (whole, *actor), glimpses = costs.values(), glimpses_of_batch(config.training, config.agent.core)
-    return Speed(whole, cost_of_teacher, look, glimpses, *actor)
+    steps = config.training.actor_steps
+    return Speed(whole, cost_of_teacher, look, glimpses, actor[0] if actor else None, steps)
 
 
 def expected_time(config: RunConfig, speed: Speed, num_train: int, num_val: int) -> ExpectedTime:
