@@ -75,15 +75,8 @@ def main() -> None:
     parser.add_argument("--set", type=json.loads, default={}, help="settings instead of those chosen")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="results of experiments")
     given = parser.parse_args()
-    config = with_core(get_recipe(given.recipe), given.core or default_core(given.device))
-    if given.actor_objective is not None and given.actor_objective != config.training.actor_objective:
-        config = with_changes(
-            config,
-            {
-                "agent": {"actor": "joint" if given.actor_objective == "gains" else "pairwise"},
-                "training": {"actor_objective": given.actor_objective},
-            },
-        )
+    core = given.core or default_core(given.device)
+    config = with_core(get_recipe(given.recipe), core, actor_objective=given.actor_objective)
     image_size, most, _ = GLIMPSE_SIZES[given.glimpse_size]
     given.glimpses = given.glimpses or most
     agent_config = dataclasses.replace(config.agent, image_size=image_size, glimpse_size=given.glimpse_size)
